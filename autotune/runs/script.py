@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from pathlib import Path
 from typing import NoReturn
@@ -207,7 +208,7 @@ class ScriptTrial:
         if self.hooks.steps == 2 and self._watchdog is not None:
             self._watchdog.cancel()
         self._check_step(step)
-        total = ScriptStep(step.samples * self._world_size, step.losses, step.micro_batches)
+        total = replace(step, samples=step.samples * self._world_size)
         taken = self._get_source().add_step(total, _add_losses(step))
         self._resume(lambda run: run.send(taken))
 

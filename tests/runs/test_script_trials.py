@@ -624,6 +624,30 @@ for _ in range(1000):
 
 
 @pytest.mark.slow
+def test_a_step_that_evaluates_its_loss_again_and_again_makes_all_these_operations(project: Project) -> None:
+    project.write(
+        """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 32, bias=False)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-6, max_iter=5, tolerance_grad=0.0, tolerance_change=0.0)
+inputs, targets = torch.randn(16, 64), torch.randn(16, 32)
+while True:
+    def evaluate():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+    optimizer.step(evaluate)
+"""
+    )
+    result = project.run(purpose="probe", config=None, seconds=40.0)
+    assert result.facts is not None, result.error
+    assert result.facts.model.flops_per_sample == pytest.approx(5 * 3 * 2 * 64 * 32)
+
+
+@pytest.mark.slow
 def test_the_workers_of_a_dataset_that_keeps_what_it_has_read_stay(project: Project) -> None:
     project.write(
         """

@@ -28,11 +28,13 @@ class ScriptStep:
         samples: trained on.
         losses: what backward was called on, scalars on the device, in order.
         micro_batches: that the loader gave; without a loader, training calls of the first model.
+        backwards: passes, of all models: an optimizer that evaluates its loss again and again makes many.
     """
 
     samples: int
     losses: tuple[Tensor, ...]
     micro_batches: int
+    backwards: int
 
 
 class StepWatch:
@@ -181,7 +183,7 @@ class StepWatch:
         yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
         batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
         samples = sum(map(sum, yielded)) or sum(batches)
-        step = ScriptStep(samples=samples, losses=tuple(self._losses), micro_batches=len(batches))
+        step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), backwards=self._backwards)
         self._yielded.clear()
         self._called.clear()
         self._losses.clear()

@@ -88,6 +88,7 @@ class ScriptProbe:
         self._hooks, self._spec, self._shares = hooks, spec, shares
         self._began = 0.0
         self._micro_batches: list[int] = []
+        self._evaluations: list[int] = []
         self._samples: list[int] = []
         self._since: tuple[int, float, Counter[str]] | None = None
         self._until: tuple[int, float, Counter[str]] | None = None
@@ -125,7 +126,8 @@ class ScriptProbe:
             seconds = self._shares.grant(self._shares.policy.switch_seconds)
             self.switched = yield from time_switches(self.steps, seconds_per_step, budget_seconds=seconds)
         slowest = self._shares.policy.slow_step_seconds
-        self._wanted_steps = count_profiled_steps(seconds_per_step, hooks.models.seen.calls, slow_seconds=slowest)
+        calls = hooks.models.seen.calls * self._count_evaluations()
+        self._wanted_steps = count_profiled_steps(seconds_per_step, calls, slow_seconds=slowest)
         while self._wanted_steps and self._attempts <= _MOST_ATTEMPTS:
             if self._profiler is None:
                 self._profiler = StepProfiler(self.device)
@@ -173,7 +175,7 @@ class ScriptProbe:
         loader_numerics: dict[str, Numerics] = dict.fromkeys(
             _LOADER_KNOBS if samples.facts.random_sources else (), "rounding"
         )
-        model = self._describe_models(measurement, micro_batches)
+        model = self._describe_models(measurement)
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         return TargetFacts(
             label=self._spec.target.spec,
@@ -233,6 +235,7 @@ class ScriptProbe:
         hooks, on_gpu = self._hooks, self.device.type == "cuda"
         if hooks.steps > _FIRST_STEADY_STEP:
             self._micro_batches.append(step.micro_batches)
+            self._evaluations.append(max(step.micro_batches, step.backwards // max(1, len(hooks.models.roots))))
             self._samples.append(step.samples)
         elif hooks.steps == _FIRST_STEADY_STEP:
             self._since = (hooks.steps, time.perf_counter(), Counter(hooks.timer.seconds))
@@ -281,15 +284,19 @@ class ScriptProbe:
             return samples, {"persistent_workers": "the script keeps its workers already"}
         return samples, {}
 
-    def _describe_models(self, measurement: Measurement, micro_batches: int) -> ModelFacts:
+    def _count_evaluations(self) -> int:
+        """Return how often a step evaluates each model, on a micro batch or again on the same one."""
+        return max(1, _most_common(self._evaluations))
+
+    def _describe_models(self, measurement: Measurement) -> ModelFacts:
         roots, optimizers = self._hooks.models.roots, self._hooks.optimizers.optimizers
         # Not by `requires_grad`: scripts with several models switch it off and on within a step.
         stepped = [p for one in optimizers for group in one.param_groups for p in group["params"]]
         trainable = {id(p): p for p in stepped or [p for root in roots for p in root.parameters()]}.values()
         seen = self._hooks.models.seen
         samples_per_step = measurement.samples / sum(block.optimizer_steps for block in measurement.blocks)
-        # A backward pass counts as two forward ones; each model is taken to be called once for each micro batch.
-        per_step = 3.0 * seen.flops * micro_batches
+        # A backward pass counts as two forward ones; each model is taken to be called once for each evaluation.
+        per_step = 3.0 * seen.flops * self._count_evaluations()
         return describe_models(
             roots, trainable, seen, flops_per_sample=per_step / samples_per_step if per_step else None
         )
