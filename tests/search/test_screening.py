@@ -392,29 +392,30 @@ def jump_when_compiled(size: float) -> Callable[[TrainConfig], float]:
 def test_where_gradients_jump_in_the_first_steps_more_windows_show_how_seldom(tmp_path: Path) -> None:
     runs, compiled = Runs(tmp_path, jump=jump_when_compiled(0.7)), BASE.replace(compile_mode="default")
     assert outcome(make_gate(runs).screen(compiled) or ())[-1] == ("gradients", "inconclusive")
-    checks = make_gate(runs, affords=lambda _plan: True, epoch_steps=84).screen(compiled)
+    checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
     assert checks is not None
     assert outcome(checks)[-1] == ("gradients", PASSED)
     assert [(one.windows, one.is_transient) for one in checks[-1].fidelity] == [(CLOSER_WINDOWS, True), (12, False)]
-    plan = runs.plans_of(compiled)[-1]
-    assert (plan.windows, plan.first_windows, plan.later_steps) == (12, CLOSER_WINDOWS, 8)  # and the epoch ends
+    looks = [(plan.windows, plan.later_steps) for plan in runs.plans_of(compiled)]
+    assert looks == [(12, PLAN.later_steps)] * 2 + [(CLOSER_WINDOWS, 0)]  # of the other gate, too
 
 
 def test_no_more_windows_are_looked_at_where_gradients_jump_too_far(tmp_path: Path) -> None:
     runs, compiled = Runs(tmp_path, jump=jump_when_compiled(2.0)), BASE.replace(compile_mode="default")
     checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
     assert outcome(checks or ())[-1] == ("gradients", "inconclusive")
-    assert {plan.first_windows for plan in runs.plans_of(compiled)} == {None}
+    assert {plan.windows for plan in runs.plans_of(compiled)} == {12}
 
 
-def test_what_has_fewer_digits_is_looked_at_as_closely_at_the_first_point_too(tmp_path: Path) -> None:
+def test_what_has_fewer_digits_may_jump_in_the_first_steps_too(tmp_path: Path) -> None:
     runs = Runs(tmp_path, jump=lambda config: 0.7 * is_cast(config))
-    gate, cast = make_gate(runs, affords=lambda _plan: True, epoch_steps=84), BASE.replace(precision="bf16")
+    gate, cast = make_gate(runs, affords=lambda _plan: True), BASE.replace(precision="bf16")
     both = cast.replace(memory_format="channels_last")
     for config in (cast, both):
         assert outcome(gate.screen(config) or ())[-1] == ("gradients", PASSED)
-    assert [plan.first_windows for plan in runs.plans_of(cast)] == [None, CLOSER_WINDOWS]
-    assert [plan.first_windows for plan in runs.plans_of(both)] == [CLOSER_WINDOWS]
+    for config in (cast, both):
+        assert [plan.windows for plan in runs.plans_of(config)] == [12, CLOSER_WINDOWS]
+    assert [plan.windows for plan in runs.plans_of(BASE)] == [12, CLOSER_WINDOWS]  # once for both
 
 
 def test_a_closer_look_ends_where_the_training_had_learned_its_data_by_heart(tmp_path: Path) -> None:

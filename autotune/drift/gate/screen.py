@@ -34,7 +34,7 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import AGAIN, GateTrials, Run
-from autotune.drift.gate.trace_plans import end_while_learning, end_within_epoch
+from autotune.drift.gate.trace_plans import end_while_learning
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -80,7 +80,6 @@ class Gate:
         may_be_shown: a few steps of exact settings may show that they lose nothing.
         doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
         reference_seconds: that this look takes, as far as is known.
-        epoch_steps: optimizer steps of an epoch, before whose end a look ends; 0 where they are not known.
     """
 
     facts: TargetFacts
@@ -95,7 +94,6 @@ class Gate:
     may_be_shown: Callable[[TrainConfig], bool] = lambda _config: True
     doubted: set[frozenset[str]] = field(default_factory=set)
     reference_seconds: float = 0.0
-    epoch_steps: int = 0
 
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
@@ -297,11 +295,13 @@ class Gate:
         plan = self.choose_plan(config, dropout=dropout)
         checks = self._look(config, plan, updates=updates)
         # A look may have found that the later point has to come earlier.
-        closer = _find_closer(checks or [], plan.replace(later_steps=self._planned.later_steps))
-        closer = closer and end_within_epoch(closer, self.epoch_steps)
-        if closer is None or not self.affords(closer):
-            return checks
-        return self._look(config, closer, updates=updates) or checks
+        plan = plan.replace(later_steps=self._planned.later_steps)
+        closer, first = _find_closer(checks or [], plan), _find_closer_first(checks or [], plan)
+        if closer is not None and self.affords(closer):
+            return self._look(config, closer, updates=updates) or checks
+        if first is not None and self.affords(first):
+            return self._look(config, plan, updates=updates, first=first) or checks
+        return checks
 
     def choose_plan(self, config: TrainConfig, *, dropout: bool = True) -> GradientPlan:
         """Return how much is looked at of a config: of fewer digits as much as was looked at closely of the baseline.
@@ -311,10 +311,8 @@ class Gate:
         plan = self._planned.replace(dropout=dropout)
         if not self.has_fewer_digits(self._list_rounding(config)):
             return plan
-        closer = ((CLOSER_WINDOWS, None), (CLOSER_WINDOWS, plan.windows), (plan.windows, CLOSER_WINDOWS))
-        looks = (plan.replace(windows=windows, first_windows=first) for windows, first in closer)
-        known = (end_within_epoch(look, self.epoch_steps) for look in looks)
-        return next((look for look in known if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
+        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (None, plan.windows))
+        return next((look for look in looks if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
         """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
@@ -325,16 +323,24 @@ class Gate:
         self.plan = self._planned.replace(later_steps=plan.later_steps)
         return plan
 
-    def _look(self, config: TrainConfig, plan: GradientPlan, *, updates: bool) -> list[QualityCheck] | None:
+    def _look(
+        self, config: TrainConfig, plan: GradientPlan, *, updates: bool, first: GradientPlan | None = None
+    ) -> list[QualityCheck] | None:
         """Compare gradients, and what an optimizer makes of them, which at weights that are held shows in no gradient.
 
         With gradients that are rounded otherwise, Adam makes full steps of rounding noise: it gets the baseline's own.
+
+        Args:
+            config: the settings.
+            plan: of the look.
+            updates: compare what the optimizer makes of them as well.
+            first: of a look at the initial weights that takes the place of the plan's own there.
         """
         baseline, found, schedules = self.facts.baseline, list[GradientEquivalence](), list[QualityCheck]()
         arithmetic = leave_optimizer(config, baseline)
         if arithmetic != baseline:
             plan = self._come_back_to_learning(plan)
-            arms = self._capture_pair(arithmetic, plan)
+            arms = self._capture_points(arithmetic, plan, first)
             if not isinstance(arms, tuple):
                 return arms
             if not have_same_layers(*arms):
@@ -402,6 +408,21 @@ class Gate:
             return [report_unread(ours if candidate is None else theirs, "gradients")]
         return candidate, baseline
 
+    def _capture_points(
+        self, config: TrainConfig, plan: GradientPlan, first: GradientPlan | None
+    ) -> tuple[GradientTrace, GradientTrace] | list[QualityCheck] | None:
+        """Return what `_capture_pair` does, with the initial weights as another look saw them, where there is one."""
+        arms = self._capture_pair(config, plan)
+        if first is None or not isinstance(arms, tuple):
+            return arms
+        looks = self._capture_pair(config, first)
+        if not isinstance(looks, tuple):
+            return looks
+        ours, theirs = (
+            GradientTrace(arm.layers, (look.points[0], *arm.points[1:])) for arm, look in zip(arms, looks, strict=True)
+        )
+        return ours, theirs
+
     def _capture_reference(self, plan: GradientPlan, changes: frozenset[str]) -> GradientTrace | None:
         """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
@@ -461,22 +482,29 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     """Return a plan with more windows that may settle what a look has left open; None where there is none.
 
     What is open at the initial weights alone because of noise that passes once it is gone waits for the later point.
-    Where more windows there would show that the noise is no more than that, they are of that point alone.
     """
+    still = _list_still_open(checks, plan)
+    is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
+    first = (plan.first_windows or plan.windows) if is_later else None
+    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
+    return None if closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
+
+
+def _find_closer_first(checks: Sequence[QualityCheck], plan: GradientPlan) -> GradientPlan | None:
+    """Return a plan of the initial weights alone that may show that noise there is no more than passes once gone."""
+    still, steps = _list_still_open(checks, plan), plan.later_steps
+    may_pass = bool(still) and all(may_pass_later(foresee(one, windows=CLOSER_WINDOWS), steps=steps) for one in still)
+    is_closer = (plan.first_windows or plan.windows) < CLOSER_WINDOWS
+    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None, later_steps=0)
+    return closer if may_pass and is_closer else None
+
+
+def _list_still_open(checks: Sequence[QualityCheck], plan: GradientPlan) -> list[GradientEquivalence]:
+    """Return what a look has left open and the later point will not settle; nothing where something has failed."""
+    if any(check.verdict == "inferior" for check in checks):
+        return []
     left_open = [one for check in checks for one in check.fidelity if one.verdict == "inconclusive"]
-    steps = plan.later_steps
-    still = [one for one in left_open if not may_pass_later(one, steps=steps)]
-    if not still or any(check.verdict == "inferior" for check in checks):
-        return None
-    if may_tell(still, windows=CLOSER_WINDOWS):
-        is_later = steps > 0 and all(one.point != INITIAL for one in still)
-        first = (plan.first_windows or plan.windows) if is_later else None
-        closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
-    elif all(may_pass_later(foresee(one, windows=CLOSER_WINDOWS), steps=steps) for one in still):
-        closer = plan.replace(first_windows=None if plan.windows == CLOSER_WINDOWS else CLOSER_WINDOWS)
-    else:
-        return None
-    return None if closer == plan else closer
+    return [one for one in left_open if not may_pass_later(one, steps=plan.later_steps)]
 
 
 def leave_optimizer(config: TrainConfig, baseline: TrainConfig) -> TrainConfig:

@@ -98,7 +98,6 @@ class GateStage:
             repeats=self._equal_losses.repeats,
             seconds_left=self._left,
             may_be_shown=self._equal_losses.may_be_shown,
-            epoch_steps=self._find_epoch_steps(),
         )
 
     @property
@@ -516,7 +515,7 @@ class GateStage:
             look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference, speed)
             plan = plan_for_some(seconds, look, candidates=candidates)
             plan = plan and end_while_learning(plan, self._log.problem.baseline_losses)
-            plan = plan and end_within_epoch(plan, self._gate.epoch_steps)
+            plan = plan and end_within_epoch(plan, self._find_epoch_steps())
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
 
