@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from autotune.drift.compare.additivity import typical_error
 from autotune.drift.compare.gradients import (
     LAYER_BIAS_IN_DOUBT,
     GradientRows,
@@ -712,6 +713,23 @@ def test_a_layer_as_exact_as_the_baselines_is_left_alone() -> None:
     assert (result.verdict, result.worst_layer != "layers.0.bias") == ("non-inferior", True)
 
 
+@pytest.mark.parametrize(("bias", "verdict"), [(0.0, "non-inferior"), (0.03, "inconclusive")])
+def test_jumps_of_the_baselines_own_excuse_jumps_and_no_bias(bias: float, verdict: str) -> None:
+    generator = np.random.default_rng(31)
+    exact = _gradients(generator, windows=64)
+    rounding = [1e-6 * _gradients(generator, windows=64) for _ in range(2)]
+    jumps = 0.6 * _gradients(generator, signal_to_noise=0.0, windows=8)
+    baseline, candidate = exact + rounding[0], (1 + bias) * exact + rounding[1]
+    baseline[:4] += jumps[:4]
+    candidate[20:24] += jumps[4:]
+    assert _compare(candidate, baseline).verdict == "inconclusive"
+    result = _compare(candidate, baseline, reference=exact)
+    assert result.verdict == verdict
+    assert result.reference_ratio is not None
+    # Of the sums of all errors, to which a bias of 3 % adds next to nothing, it would be 1 in both.
+    assert (result.reference_ratio < 2) == (bias == 0)
+
+
 def test_a_reference_that_says_nothing_is_ignored() -> None:
     baseline = _gradients(np.random.default_rng(18))
     candidate = 1.06 * baseline
@@ -825,6 +843,17 @@ def test_relative_error_is_over_all_windows_and_weighted() -> None:
     assert relative_error(_arm(candidate), _arm(0 * baseline), layers) == math.inf
     assert relative_error(_arm(math.nan * candidate), _arm(baseline), layers) == math.inf
     assert relative_error(_arm(candidate, first_key=1), _arm(baseline), layers) == math.inf
+
+
+def test_the_typical_error_is_that_of_most_windows() -> None:
+    layers = _one_layer(2)
+    baseline = np.array([[3.0, 4.0], [0.0, 1.0], [2.0, 0.0]])
+    candidate = np.array([[3.0, 4.5], [9.0, 1.0], [2.0, 0.2]])
+    assert typical_error(_arm(candidate), _arm(baseline), layers) == pytest.approx(0.1)
+    assert typical_error(_arm(0 * baseline), _arm(baseline), layers) == 1.0
+    assert typical_error(_arm(candidate), _arm(0 * baseline), layers) == math.inf
+    assert typical_error(_arm(math.nan * candidate), _arm(baseline), layers) == math.inf
+    assert typical_error(_arm(candidate, first_key=1), _arm(baseline), layers) == math.inf
 
 
 def test_what_does_not_fit_together_is_refused() -> None:

@@ -92,6 +92,7 @@ class Runs:
         error: relative error of a config's gradients; a sequence has one number for each point.
         noise: of its gradients at the two points, as a share of their variance.
         jump: of its gradients in one window of twelve at the initial weights, in times what they vary by.
+        own_jump: the same of the baseline against float64, and the first window that does.
         update_error: the same of its updates, beside that of its gradients.
         every: samples between two of its optimizer steps.
         rate: its learning rate.
@@ -108,6 +109,7 @@ class Runs:
     error: Callable[[TrainConfig, GradientPlan], float] = lambda _config, _plan: 0.0
     noise: Callable[[TrainConfig], tuple[float, float]] = lambda _config: (0.0, 0.0)
     jump: Callable[[TrainConfig], float] = lambda _config: 0.0
+    own_jump: tuple[float, int] = (0.0, 0)
     update_error: Callable[[TrainConfig], float] = lambda _config: 0.0
     every: Callable[[TrainConfig], int] = lambda _config: 32
     rate: Callable[[TrainConfig], float] = lambda _config: 1e-3
@@ -147,15 +149,16 @@ class Runs:
 
         def make(windows: int, noise: float) -> Point:
             rows = make_rows(windows) * (1 + self.error(config, plan))
-            if numerics_of(config, BASE) != "exact":
+            if numerics_of(config, BASE) != "exact" or (plan.reference and self.own_jump[0]):
                 rows = rows + max(1e-6, math.sqrt(noise)) * luck.standard_normal(rows.shape)
             updates = -1e-3 * rows * (1 + self.update_error(config))
             return make_point(rows, updates, rate=self.rate(config), every=self.every(config))
 
         first, later = self.noise(config)
         points = [make(plan.first_windows or plan.windows, first)]
-        jumps = points[0].gradients.rows[::12]
-        jumps += self.jump(config) * luck.standard_normal(jumps.shape)
+        size, place = self.own_jump if plan.reference else (self.jump(config), 0)
+        jumps = points[0].gradients.rows[place::12]
+        jumps += size * luck.standard_normal(jumps.shape)
         if plan.later_steps:
             points = [*points, make(plan.windows, later)][: self.points(config)]
         write_trace(folder / TRACE_FILE, GradientTrace(make_layers(*self.names(config)), points))
@@ -400,11 +403,33 @@ def test_where_gradients_jump_in_the_first_steps_more_windows_show_how_seldom(tm
     assert looks == [(12, PLAN.later_steps)] * 2 + [(CLOSER_WINDOWS, 0)]  # of the other gate, too
 
 
-def test_no_more_windows_are_looked_at_where_gradients_jump_too_far(tmp_path: Path) -> None:
-    runs, compiled = Runs(tmp_path, jump=jump_when_compiled(2.0)), BASE.replace(compile_mode="default")
+@pytest.mark.parametrize(("place", "windows"), [(6, 12), (18, CLOSER_WINDOWS)])
+def test_gradients_that_jump_as_the_baselines_do_are_as_exact(tmp_path: Path, place: int, windows: int) -> None:
+    jump, compiled = jump_when_compiled(1.5), BASE.replace(compile_mode="default")
+    runs = Runs(tmp_path, jump=jump, own_jump=(1.5, place))
+    checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
+    assert checks is not None
+    assert outcome(checks)[-1] == ("gradients", PASSED)
+    (first, later) = checks[-1].fidelity
+    assert (first.windows, later.windows) == (windows, 12)
+    assert first.reference_ratio == pytest.approx(math.sqrt(2), rel=0.3)
+    # In float64 no step is taken between the points: it is the initial weights alone that are open.
+    references = [plan for _, plan in runs.of("fidelity") if plan is not None and plan.reference]
+    assert [(plan.windows, plan.later_steps) for plan in references] == [(12, 0), (64, 0)][: 1 + (windows > 12)]
+
+
+def test_gradients_that_jump_where_the_baselines_do_not_stay_open(tmp_path: Path) -> None:
+    runs, compiled = Runs(tmp_path, jump=jump_when_compiled(1.5)), BASE.replace(compile_mode="default")
     checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
     assert outcome(checks or ())[-1] == ("gradients", "inconclusive")
-    assert {plan.windows for plan in runs.plans_of(compiled)} == {12}
+    assert [plan.windows for plan in runs.plans_of(compiled)] == [12, CLOSER_WINDOWS]
+
+
+def test_no_more_windows_are_looked_at_where_fewer_digits_jump_too_far(tmp_path: Path) -> None:
+    runs, cast = Runs(tmp_path, jump=lambda config: 2.0 * is_cast(config)), BASE.replace(precision="bf16")
+    checks = make_gate(runs, affords=lambda _plan: True).screen(cast)
+    assert outcome(checks or ())[-1] == ("gradients", "inconclusive")
+    assert {plan.windows for plan in runs.plans_of(cast)} == {12}
 
 
 def test_what_has_fewer_digits_may_jump_in_the_first_steps_too(tmp_path: Path) -> None:

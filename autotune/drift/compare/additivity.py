@@ -74,6 +74,22 @@ def relative_error(candidate: GradientRows, baseline: GradientRows, layers: RowL
     return _root_ratio(differences, float(sum_squares(theirs.rows, layers).sum()))
 
 
+def typical_error(candidate: GradientRows, baseline: GradientRows, layers: RowLayout) -> float:
+    """Return the median over the common windows of |candidate - baseline| / |baseline|; infinite as `relative_error`.
+
+    Gradients that jump where sums are in another order are far apart in a few windows, other gradients in all of them.
+
+    Raises:
+        ValueError: an arm's rows do not have the layers' columns.
+    """
+    ours, theirs = pair(layers, candidate, baseline)
+    if not len(theirs.keys) or find_flaw(ours, layers) is not None or find_flaw(theirs, layers) is not None:
+        return math.inf
+    differences = sum_squares(ours.rows, layers, minus=theirs.rows).sum(axis=0)
+    sizes = sum_squares(theirs.rows, layers).sum(axis=0)
+    return float(np.median([_root_ratio(*squares) for squares in zip(differences, sizes, strict=True)]))
+
+
 def _judge(ours: GradientRows, theirs: GradientRows, layers: RowLayout, *, limit: float) -> QualityCheck:
     differences = sum_squares(ours.rows, layers, minus=theirs.rows).sum(axis=0)
     sizes = sum_squares(theirs.rows, layers).sum(axis=0)

@@ -91,8 +91,8 @@ def compare(
         layers: what the columns are.
         subject: what the rows are.
         point: where the weights stood, for people.
-        reference: the same windows in float64. A candidate that errs at most 3 x as much as the baseline passes
-            whatever its noise and bias, unless one layer is shown to be wrong.
+        reference: the same windows in float64. A candidate that errs at most 3 x as much as the baseline, in all of
+            them and in the median one, passes whatever its noise and bias, unless one layer is shown to be wrong.
         most_noise: beyond which it fails.
 
     Returns:
@@ -226,11 +226,11 @@ def _find_unusable(ours: GradientRows, theirs: GradientRows, layers: RowLayout) 
 def _errors_to_reference(
     candidate: GradientRows, baseline: GradientRows, reference: GradientRows, layers: RowLayout
 ) -> NDArray[np.float64] | None:
-    """Squared errors, of the candidate and of the baseline, [2, layers]; None without a usable common window."""
+    """Squared errors, of the candidate and of the baseline, [2, layers, windows]; None without a usable window."""
     ours, theirs, exact = pair(layers, candidate, baseline, reference)
     if not len(exact.keys) or find_flaw(exact, layers) is not None:
         return None
-    return np.stack([sum_squares(arm.rows, layers, minus=exact.rows).sum(axis=1) for arm in (ours, theirs)])
+    return np.stack([sum_squares(arm.rows, layers, minus=exact.rows) for arm in (ours, theirs)])
 
 
 def _judge_moments(
@@ -274,10 +274,18 @@ def _has_variance(moments: Moments) -> NDArray[np.bool_]:
 
 
 def _reference_ratio(errors: NDArray[np.float64] | None) -> float | None:
+    """Return the larger of the ratios of all errors and of the median window's; None where the baseline has none.
+
+    Where gradients jump in a few windows, these are all there is to the first: the second shows what is in each.
+    """
     if errors is None:
         return None
-    ours, theirs = errors.sum(axis=1).tolist()
-    return min(_LARGEST_RATIO, math.sqrt(ours / theirs)) if theirs > 0.0 else None
+    windows = errors.sum(axis=1)
+    sums, medians = windows.sum(axis=1), np.median(windows, axis=1)
+    if not sums[1] > 0.0:
+        return None
+    ratios = [math.inf if not theirs > 0.0 else math.sqrt(ours / theirs) for ours, theirs in (sums, medians) if ours]
+    return min(_LARGEST_RATIO, max(ratios, default=0.0))
 
 
 def _find_worst_layer(
@@ -287,7 +295,8 @@ def _find_worst_layer(
     energy = moments.baseline.squares[:, 0]
     matters = energy > SMALLEST_SHARE * energy.sum()
     if errors is not None:
-        matters &= errors[0] > AS_EXACT**2 * errors[1]
+        ours, theirs = errors.sum(axis=2)
+        matters &= ours > AS_EXACT**2 * theirs
     layers = np.flatnonzero(matters)
     if not len(layers):
         return "", None, None

@@ -26,6 +26,7 @@ from autotune.drift.gate.comparisons import (
     compare_updates,
     excuse_draws,
     have_same_layers,
+    is_rare,
     may_pass_later,
     report_other_model,
     report_unread,
@@ -34,7 +35,7 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import AGAIN, GateTrials, Run
-from autotune.drift.gate.trace_plans import end_while_learning
+from autotune.drift.gate.trace_plans import count_steps, end_while_learning
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -296,7 +297,8 @@ class Gate:
         checks = self._look(config, plan, updates=updates)
         # A look may have found that the later point has to come earlier.
         plan = plan.replace(later_steps=self._planned.later_steps)
-        closer, first = _find_closer(checks or [], plan), _find_closer_first(checks or [], plan)
+        may_err = not self.has_fewer_digits(self._list_rounding(config))
+        closer, first = _find_closer(checks or [], plan), _find_closer_first(checks or [], plan, may_err=may_err)
         if closer is not None and self.affords(closer):
             return self._look(config, closer, updates=updates) or checks
         if first is not None and self.affords(first):
@@ -345,7 +347,7 @@ class Gate:
                 return arms
             if not have_same_layers(*arms):
                 return [report_other_model()]
-            found += self._compare_points(*arms, plan, self._list_rounding(arithmetic))
+            found += self._compare_points(*arms, plan, self._list_rounding(arithmetic), first=first)
             schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         stepping = revert_knobs(config, baseline, set(changed_fields(config, baseline)) - self._stepping_knobs(config))
         if updates and stepping != baseline:
@@ -365,14 +367,21 @@ class Gate:
         return [schedule, require_equality(judged) if self._is_exact(config) else judged]
 
     def _compare_points(
-        self, candidate: GradientTrace, base: GradientTrace, plan: GradientPlan, changes: frozenset[str]
+        self,
+        candidate: GradientTrace,
+        base: GradientTrace,
+        plan: GradientPlan,
+        changes: frozenset[str],
+        *,
+        first: GradientPlan | None,
     ) -> list[GradientEquivalence]:
         found = compare_points(candidate, base, None, steps=plan.later_steps)
         if all(one.verdict == "non-inferior" for one in found):
             return found
         if self.has_fewer_digits(changes):
             return found  # it errs far more than the baseline (seen: 14,000 times), whatever it is held against
-        reference = self._capture_reference(plan, changes)
+        is_later = any(one.point != INITIAL and one.verdict != "non-inferior" for one in found)
+        reference = self._capture_reference(plan, changes, first=None if is_later else first or _leave_later(plan))
         if reference is None:
             return found
         farthest = FARTHEST_REFERENCE[self.facts.baseline.precision]
@@ -423,14 +432,24 @@ class Gate:
         )
         return ours, theirs
 
-    def _capture_reference(self, plan: GradientPlan, changes: frozenset[str]) -> GradientTrace | None:
-        """Return the baseline's captures in float64; None where it does not run, or there is no time for it."""
+    def _capture_reference(
+        self, plan: GradientPlan, changes: frozenset[str], *, first: GradientPlan | None
+    ) -> GradientTrace | None:
+        """Return the baseline's captures in float64; None where it does not run, or there is no time for it.
+
+        Args:
+            plan: of the look that left something open.
+            changes: that were looked at.
+            first: of a look at the initial weights, where nothing else is open; None for both points.
+        """
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan)
+        share = 1.0 if first is None else count_steps(first) / count_steps(plan)
+        least = 0.0 if first else self.reference_seconds
         # A script goes through all steps between the points again, in more digits.
-        least = self.reference_seconds
         if theirs is not None and not self.knows_order:
-            least = max(least, self.reference_price * theirs.elapsed_seconds)
-        plan = plan.replace(weights=find_weights(theirs.captures) if theirs else None, reference=True)
+            least = max(least, self.reference_price * share * theirs.elapsed_seconds)
+        weights = find_weights(theirs.captures) if theirs and not first else None
+        plan = (first or plan).replace(weights=weights, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", matmul_precision="highest")
         had = self.seconds_left()
         if had < least and not self.trials.has_run(plain, "fidelity", plan):
@@ -490,13 +509,24 @@ def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> Gradient
     return None if closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
 
 
-def _find_closer_first(checks: Sequence[QualityCheck], plan: GradientPlan) -> GradientPlan | None:
-    """Return a plan of the initial weights alone that may show that noise there is no more than passes once gone."""
+def _find_closer_first(checks: Sequence[QualityCheck], plan: GradientPlan, *, may_err: bool) -> GradientPlan | None:
+    """Return a plan of the initial weights alone that may show that noise there is no more than passes once gone.
+
+    Args:
+        checks: of the look so far.
+        plan: of it.
+        may_err: the baseline may be seen to err as much, against float64.
+    """
     still, steps = _list_still_open(checks, plan), plan.later_steps
-    may_pass = bool(still) and all(may_pass_later(foresee(one, windows=CLOSER_WINDOWS), steps=steps) for one in still)
-    is_closer = (plan.first_windows or plan.windows) < CLOSER_WINDOWS
-    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None, later_steps=0)
-    return closer if may_pass and is_closer else None
+    is_quiet = all(may_pass_later(foresee(one, windows=CLOSER_WINDOWS), steps=steps) for one in still)
+    may_pass = bool(still) and (is_quiet or (may_err and all(map(is_rare, still))))
+    closer = _leave_later(plan).replace(windows=CLOSER_WINDOWS)
+    return closer if may_pass and closer.windows > _leave_later(plan).windows else None
+
+
+def _leave_later(plan: GradientPlan) -> GradientPlan:
+    """Return what a plan takes in at the initial weights."""
+    return plan.replace(windows=plan.first_windows or plan.windows, first_windows=None, later_steps=0)
 
 
 def _list_still_open(checks: Sequence[QualityCheck], plan: GradientPlan) -> list[GradientEquivalence]:
