@@ -418,6 +418,21 @@ def test_gradients_that_jump_as_the_baselines_do_are_as_exact(tmp_path: Path, pl
     assert [(plan.windows, plan.later_steps) for plan in references] == [(12, 0), (64, 0)][: 1 + (windows > 12)]
 
 
+@pytest.mark.parametrize(("noise", "looked"), [(1e-12, True), (1e-4, False)])
+def test_what_was_seen_to_keep_its_digits_is_held_against_float64(tmp_path: Path, noise: float, looked: bool) -> None:
+    medium = BASE.replace(matmul_precision="medium")
+    both = medium.replace(compile_mode="default")
+    runs = Runs(tmp_path, jump=jump_when_compiled(1.5), own_jump=(1.5, 6))
+    runs.noise = lambda config: (noise, noise) if config.matmul_precision == "medium" else (0.0, 0.0)
+    gate, changes = make_gate(runs), frozenset({"matmul_precision=medium", "compile_mode=default"})
+    assert gate.has_fewer_digits(changes)  # as long as nothing was seen of it
+    gate.screen(medium)
+    assert gate.has_fewer_digits(changes) is not looked
+    assert gate.has_fewer_digits(frozenset({"precision=bf16"}))
+    assert outcome(gate.screen(both) or ())[-1] == ("gradients", PASSED if looked else "inconclusive")
+    assert any(plan is not None and plan.reference for _, plan in runs.of("fidelity")) is looked
+
+
 def test_gradients_that_jump_where_the_baselines_do_not_stay_open(tmp_path: Path) -> None:
     runs, compiled = Runs(tmp_path, jump=jump_when_compiled(1.5)), BASE.replace(compile_mode="default")
     checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)

@@ -63,8 +63,16 @@ class GateTrials:
 
     def has_looked(self, config: TrainConfig, plan: GradientPlan) -> bool:
         """Return whether gradients were written down by a plan, at whichever weights."""
-        looks = (one.spec.fidelity for one in self._results.values() if one.spec.config == config)
-        return any(look is not None and look.replace(weights=None) == plan for look in looks)
+        return self._find_look(config, plan) is not None
+
+    def read_look(self, config: TrainConfig, plan: GradientPlan) -> GradientTrace | None:
+        """Return what was written down by a plan, at whichever weights; None where nothing was."""
+        found = self._find_look(config, plan)
+        return None if found is None else self.read(found)
+
+    def _find_look(self, config: TrainConfig, plan: GradientPlan) -> TrialResult | None:
+        looks = (one for one in self._results.values() if one.spec.config == config)
+        return next((one for one in looks if _anywhere(one.spec.fidelity) == plan), None)
 
     def note_cut(self, config: TrainConfig, purpose: GatePurpose, plan: GradientPlan | None, seconds: float) -> None:
         """Take notice of a trial that was not done after so many seconds."""
