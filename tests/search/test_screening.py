@@ -433,6 +433,18 @@ def test_what_was_seen_to_keep_its_digits_is_held_against_float64(tmp_path: Path
     assert any(plan is not None and plan.reference for _, plan in runs.of("fidelity")) is looked
 
 
+def test_what_there_was_no_time_to_look_at_more_closely_is_looked_at_again(tmp_path: Path) -> None:
+    compiled, affords = BASE.replace(compile_mode="default"), [False]
+    runs = Runs(tmp_path, jump=jump_when_compiled(1.5), own_jump=(1.5, 18))
+    gate = make_gate(runs, affords=lambda _plan: affords[0])
+    assert outcome(gate.screen(compiled) or ())[-1] == ("gradients", "inconclusive")
+    assert gate.is_cut
+    affords[0], looks = True, len(runs.calls)
+    assert outcome(gate.screen(compiled) or ())[-1] == ("gradients", PASSED)
+    assert not gate.is_cut
+    assert len(runs.calls) == looks + 3  # of more windows alone: both arms, and float64
+
+
 def test_gradients_that_jump_where_the_baselines_do_not_stay_open(tmp_path: Path) -> None:
     runs, compiled = Runs(tmp_path, jump=jump_when_compiled(1.5)), BASE.replace(compile_mode="default")
     checks = make_gate(runs, affords=lambda _plan: True).screen(compiled)
@@ -1284,6 +1296,24 @@ def test_a_reference_serves_the_points_that_it_has() -> None:
     found = compare_points(ours, base, reference, steps=40, farthest=0.1)
     assert [one.verdict for one in found] == [PASSED, "inconclusive"]
     assert [one.reference_ratio is None for one in found] == [False, True]
+
+
+@pytest.mark.parametrize(("noise", "bias", "is_same"), [(0.002, 0.0, True), (0.05, 0.0, False), (0.0, 0.05, False)])
+def test_a_baseline_that_jumps_a_little_everywhere_is_held_against_float64_at_the_initial_weights(
+    noise: float, bias: float, is_same: bool
+) -> None:
+    luck = np.random.default_rng(3)
+
+    def err(rows: Any) -> Any:
+        return rows + math.sqrt(noise) * luck.standard_normal(rows.shape)
+
+    rows, later = make_rows(24), make_rows(24, seed=2)
+    reference = make_captures(make_point(rows), make_point(later))
+    base = make_captures(make_point(err(rows) * (1 + bias)), make_point(err(later)))
+    jumping = err(rows)
+    jumping[:1] += 0.5 * luck.standard_normal(jumping[:1].shape)
+    found = compare_points(make_captures(make_point(jumping), base.points[1]), base, reference, steps=40)
+    assert [one.reference_ratio is not None for one in found] == [is_same, False]
 
 
 def noisy_updates(*, damage: float = 0.0) -> tuple[GradientTrace, GradientTrace]:

@@ -83,6 +83,7 @@ class Gate:
         repeats: launches of the baseline begin with the same losses.
         seconds_left: returns the time that is left for all of it.
         may_be_shown: a few steps of exact settings may show that they lose nothing.
+        is_cut: the latest screening has left open what a look may tell that there was no time for.
         doubted: sets of changes, each `name=value`, that wait for a look in float64: without it they stay open.
         reference_seconds: that this look takes, as far as is known.
     """
@@ -104,7 +105,7 @@ class Gate:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
         self._kept_digits = set[str]()
-        self._is_cut = False
+        self.is_cut = False
 
     def screen(
         self, config: TrainConfig, *, shown: frozenset[DriftTest] = frozenset()
@@ -121,12 +122,12 @@ class Gate:
         baseline = self.facts.baseline
         semantic = [name for name, kind in self._classify(config).items() if kind == "semantic"]
         config = revert_knobs(config, baseline, semantic)
+        self.is_cut = False
         if not self.repeats():
             return (report_unrepeated(),)
         if self.has_screened(config, shown=shown):
             return self._screened[_screen_key(config, shown)]
         checks: list[QualityCheck] = []
-        self._is_cut = False
         tests: tuple[tuple[DriftTest, Callable[[TrainConfig], list[QualityCheck] | None]], ...] = (
             ("tape", self._test_tape),
             ("additivity", self._test_additivity),
@@ -141,7 +142,7 @@ class Gate:
             checks += found
             if any(check.verdict == "inferior" for check in found):
                 break
-        if not self._is_cut:  # else there may be more time for it at its turn
+        if not self.is_cut:  # else there may be more time for it at its turn
             self._screened[_screen_key(config, shown)] = tuple(checks)
         return tuple(checks)
 
@@ -308,6 +309,7 @@ class Gate:
             return self._look(config, closer, updates=updates) or checks
         if first is not None and self.affords(first):
             return self._look(config, plan, updates=updates, first=first) or checks
+        self.is_cut = self.is_cut or (first is not None and may_err)
         return checks
 
     def choose_plan(self, config: TrainConfig, *, dropout: bool = True) -> GradientPlan:
@@ -486,7 +488,7 @@ class Gate:
         return None if result.draws_random else self.trials.read(result)
 
     def _doubt(self, changes: frozenset[str], seconds: float) -> None:
-        self._is_cut, self.reference_seconds = True, seconds
+        self.is_cut, self.reference_seconds = True, seconds
         if changes:  # what is exact asks for equality, which no reference shows
             self.doubted.add(changes)
 

@@ -290,7 +290,7 @@ class GateStage:
             self._note_gradients(part, checks)
             if any(check.verdict == "inferior" for check in checks):
                 self._refuse(part, checks, seen=config)
-            elif self._list_unsure(part) and not is_passed(checks):
+            elif self._list_unsure(part) and not is_passed(checks) and not self._gate.is_cut:
                 self._try_training(part, checks, seen=config)
         self._seen |= {*self._list_early(part).values()}
         self._looked_after = max((one.result.spec.number for one in self._log.judged), default=0)
