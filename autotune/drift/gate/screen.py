@@ -104,7 +104,7 @@ class Gate:
     def __post_init__(self) -> None:
         self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
-        self._kept_digits = set[str]()
+        self._keeps: dict[str, bool] = {}
         self.is_cut = False
 
     def screen(
@@ -401,18 +401,19 @@ class Gate:
 
     def _keeps_digits(self, change: str) -> bool:
         """Return whether a look has shown that a setting has as many digits here, as oneDNN's products on many CPUs."""
-        if change in self._kept_digits or self.plan is None:
-            return change in self._kept_digits
+        if change in self._keeps or self.plan is None:
+            return self._keeps.get(change, False)
         baseline, (name, value) = self.facts.baseline, change.split("=")
         plan = self._planned.replace(weights=None)
         for look in (plan.replace(dropout=True), plan.replace(dropout=False)):
             ours = self.trials.read_look(baseline.replace(**{name: value}), look)
             theirs = self.trials.read_look(baseline, look)
             found = compare_points(ours, theirs, None, steps=plan.later_steps) if ours and theirs else []
-            if found and all(one.noise is not None and one.noise.high <= _SAME_DIGITS for one in found):
-                self._kept_digits.add(change)
-                return True
-        return False
+            if found:
+                highs = [math.inf if one.noise is None else one.noise.high for one in found]
+                self._keeps[change] = max(highs) <= _SAME_DIGITS
+                break
+        return self._keeps.get(change, False)
 
     def _is_exact(self, config: TrainConfig) -> bool:
         return all(kind == "exact" for kind in self._classify(config).values())
