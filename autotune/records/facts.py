@@ -132,7 +132,8 @@ class ModelFacts(Record):
     checkpointable_blocks: int
     """Repeated blocks found for activation checkpointing; 0 when there are none."""
     calls_per_step: Annotated[int, Field(ge=0)] | None = None
-    """Functions of PyTorch that one training step of the model calls from Python; None when not counted."""
+    """Functions of PyTorch that a training step calls from Python on each of its micro-batches once; None when not
+    counted."""
     flops_per_sample: float | None = None
     """Forward and backward, matrix products and convolutions only; None when not countable."""
     draws_random: bool = False

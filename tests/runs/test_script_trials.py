@@ -645,6 +645,7 @@ while True:
     result = project.run(purpose="probe", config=None, seconds=40.0)
     assert result.facts is not None, result.error
     assert result.facts.model.flops_per_sample == pytest.approx(5 * 3 * 2 * 64 * 32)
+    assert result.facts.model.calls_per_step in range(1, 10)  # of one evaluation: all the others compile nothing anew
 
 
 @pytest.mark.slow

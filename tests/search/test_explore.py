@@ -413,6 +413,13 @@ def test_compiling_is_priced_by_the_operations_and_then_by_what_was_seen():
     assert predict_compilation(other, facts, group_by_code([seen, again])) == pytest.approx(3 * guess)
 
 
+@pytest.mark.parametrize(("calls", "seconds"), [(None, 45.0), (1_000, 34.5), (10_000, 210.0)])
+def test_compiling_what_was_not_profiled_is_priced_by_the_calls(calls: int | None, seconds: float) -> None:
+    facts = Machine().find_facts()
+    facts = facts.replace(work=None, model=facts.model.replace(calls_per_step=calls))
+    assert predict_compilation(TrainConfig(compile_mode="default"), facts, {}) == pytest.approx(seconds)
+
+
 def test_what_compiles_the_same_code_finds_it_in_the_cache_and_other_code_is_priced_anew() -> None:
     facts = Machine().find_facts()
     config = TrainConfig(compile_mode="default")

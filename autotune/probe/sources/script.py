@@ -297,9 +297,10 @@ class ScriptProbe:
         samples_per_step = measurement.samples / sum(block.optimizer_steps for block in measurement.blocks)
         # A backward pass counts as two forward ones; each model is taken to be called once for each evaluation.
         per_step = 3.0 * seen.flops * self._count_evaluations()
+        calls = seen.calls * max(1, _most_common(self._micro_batches))
         return describe_models(
             roots, trainable, seen, flops_per_sample=per_step / samples_per_step if per_step else None
-        )
+        ).replace(calls_per_step=calls or None)
 
 
 def _look_at_samples(loader: DataLoader[Any], baseline: TrainConfig) -> tuple[Samples, str]:
