@@ -87,7 +87,9 @@ WILD = {
     "lbfgs": Wild(("lbfgs.py",), (1400, 1), NO_LOADER | {"optimizer_implementation": "LBFGS"}),
     "lightning_fit": Wild(("lightning_fit.py",), (64, 1), package="lightning"),
     "nano_gpt": Wild(("nano_gpt.py",), (12, 2), NO_LOADER),
-    "own_generator": Wild(("own_generator.py",), (64, 1), no_workers("random generator of its own")),
+    "own_generator": Wild(
+        ("own_generator.py",), (64, 1), no_workers("random generator of its own"), draws=(OWN_GENERATOR,)
+    ),
     "own_generator, seeded in its workers": Wild(
         ("own_generator.py", "--num-workers", "2", "--reseed"), (64, 1), draws=(OWN_GENERATOR,)
     ),
