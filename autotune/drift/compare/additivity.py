@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.drift.compare.gradient_rows import GradientRows, RowLayout, find_flaw, pair, place_of, sum_squares
 from autotune.records.measurement import Interval
@@ -67,11 +68,8 @@ def relative_error(candidate: GradientRows, baseline: GradientRows, layers: RowL
     Raises:
         ValueError: an arm's rows do not have the layers' columns.
     """
-    ours, theirs = pair(layers, candidate, baseline)
-    if not len(theirs.keys) or find_flaw(ours, layers) is not None or find_flaw(theirs, layers) is not None:
-        return math.inf
-    differences = float(sum_squares(ours.rows, layers, minus=theirs.rows).sum())
-    return _root_ratio(differences, float(sum_squares(theirs.rows, layers).sum()))
+    differences, sizes = _sum_windows(candidate, baseline, layers)
+    return _root_ratio(differences.sum(), sizes.sum())
 
 
 def typical_error(candidate: GradientRows, baseline: GradientRows, layers: RowLayout) -> float:
@@ -82,12 +80,19 @@ def typical_error(candidate: GradientRows, baseline: GradientRows, layers: RowLa
     Raises:
         ValueError: an arm's rows do not have the layers' columns.
     """
+    differences, sizes = _sum_windows(candidate, baseline, layers)
+    return float(np.median([_root_ratio(*squares) for squares in zip(differences, sizes, strict=True)]))
+
+
+def _sum_windows(
+    candidate: GradientRows, baseline: GradientRows, layers: RowLayout
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return squares of the differences and of the baseline, `[windows]`; one that is infinite where none is usable."""
     ours, theirs = pair(layers, candidate, baseline)
     if not len(theirs.keys) or find_flaw(ours, layers) is not None or find_flaw(theirs, layers) is not None:
-        return math.inf
+        return np.array([math.inf]), np.ones(1)
     differences = sum_squares(ours.rows, layers, minus=theirs.rows).sum(axis=0)
-    sizes = sum_squares(theirs.rows, layers).sum(axis=0)
-    return float(np.median([_root_ratio(*squares) for squares in zip(differences, sizes, strict=True)]))
+    return differences, sum_squares(theirs.rows, layers).sum(axis=0)
 
 
 def _judge(ours: GradientRows, theirs: GradientRows, layers: RowLayout, *, limit: float) -> QualityCheck:

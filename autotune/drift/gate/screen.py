@@ -403,8 +403,7 @@ class Gate:
         """Return whether a look has shown that a setting has as many digits here, as oneDNN's products on many CPUs."""
         if change in self._keeps or self.plan is None:
             return self._keeps.get(change, False)
-        baseline, (name, value) = self.facts.baseline, change.split("=")
-        plan = self._planned.replace(weights=None)
+        baseline, plan, (name, value) = self.facts.baseline, self._planned, change.split("=")
         for look in (plan.replace(dropout=True), plan.replace(dropout=False)):
             ours = self.trials.read_look(baseline.replace(**{name: value}), look)
             theirs = self.trials.read_look(baseline, look)

@@ -99,8 +99,7 @@ def end_while_learning(plan: GradientPlan, curve: LossCurve) -> GradientPlan:
 def end_within_epoch(plan: GradientPlan, steps: int) -> GradientPlan:
     """Return a plan that ends before an epoch does, where an epoch has steps for both points.
 
-    After it most scripts validate, which takes its time and compiles once more: a TabNet's look, of 148 steps where an
-    epoch has 117, was not done after 55 s.
+    After it most scripts validate, which takes its time.
 
     Args:
         plan: as the time has it.
