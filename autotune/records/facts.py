@@ -292,6 +292,12 @@ class TargetFacts(Record):
     """Things the user should know, one sentence each."""
 
     @property
+    def steps_per_epoch(self) -> float | None:
+        """Optimizer steps of a pass over the data, shared by the processes of a launcher; None without a length."""
+        count, processes = self.data.sample_count, self.launched_processes
+        return None if count is None else count / (processes * self.baseline.effective_batch_size)
+
+    @property
     def rates(self) -> Ceilings:
         """The measured limits, with the rates of this model's kind of products: of attention's, where it has both."""
         convolves = self.model.has_4d_convolution and not self.model.calls_attention

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from autotune.drift.compare.additivity import typical_error
-from autotune.drift.compare.gradients import (
-    LAYER_BIAS_IN_DOUBT,
-    GradientRows,
-    RowLayout,
-    check_additivity,
-    compare,
-    judge,
-    may_tell,
-    relative_error,
-)
+from autotune.drift.compare.additivity import check_additivity, relative_error, typical_error
+from autotune.drift.compare.gradient_rows import GradientRows, RowLayout
+from autotune.drift.compare.gradients import LAYER_BIAS_IN_DOUBT, compare, judge, may_tell
 from autotune.drift.gate.comparisons import compare_points, is_lost_in_noise, is_noise_alone, may_pass_later
 from autotune.drift.record.trace_file import GradientTrace, Point
 from autotune.records.measurement import Interval
@@ -728,6 +721,31 @@ def test_jumps_of_the_baselines_own_excuse_jumps_and_no_bias(bias: float, verdic
     assert result.reference_ratio is not None
     # Of the sums of all errors, to which a bias of 3 % adds next to nothing, it would be 1 in both.
     assert (result.reference_ratio < 2) == (bias == 0)
+
+
+@pytest.mark.parametrize(("scaled", "verdict"), [(1, "non-inferior"), (3, "inconclusive")])
+def test_one_jump_of_the_baselines_own_excuses_one(scaled: int, verdict: str) -> None:
+    generator = np.random.default_rng(37)
+    exact = _gradients(generator, windows=24)
+    rounding = [1e-6 * _gradients(generator, windows=24) for _ in range(2)]
+    baseline, candidate = exact + rounding[0], exact + rounding[1]
+    baseline[5] += _gradients(generator, signal_to_noise=0.0, windows=1)[0]
+    candidate[10 : 10 + scaled] *= 0.7
+    assert _compare(candidate, baseline).verdict == "inconclusive"
+    assert _compare(candidate, baseline, reference=exact).verdict == verdict
+
+
+def test_a_reference_of_other_layers_is_ignored() -> None:
+    generator = np.random.default_rng(39)
+    exact = _gradients(generator)
+    baseline = exact + _noise_of(generator, 0.001)
+    candidate = 1.03 * baseline
+    fewer = dataclasses.replace(_trace([exact[:, :8]]), layers=_one_layer(8))
+    found = [
+        compare_points(_trace([candidate]), _trace([baseline]), reference, steps=0, farthest=0.1)[0]
+        for reference in (_trace([exact]), fewer)
+    ]
+    assert [one.reference_ratio is None for one in found] == [False, True]
 
 
 def test_a_reference_that_says_nothing_is_ignored() -> None:

@@ -917,6 +917,26 @@ def test_a_model_that_trains_in_eval_mode_is_found_from_its_second_step_on() -> 
     assert hung.turns[-1] is False
 
 
+def test_a_model_that_a_validation_left_in_eval_mode_is_trained_so() -> None:
+    """As one whose script calls `train()` once in an epoch, and validates within it."""
+    model, seen = make_model(), list[torch.dtype]()
+    model[-1].register_forward_hook(lambda _module, _args, output: seen.append(output.dtype))
+    with hang({"precision": "bf16"}) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = run_epoch(model, optimizer, DataLoader(make_data(), batch_size=8))
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(4, 6))
+        losses += run_epoch(model, optimizer, DataLoader(make_data(), batch_size=8))
+        with torch.no_grad():
+            model(torch.ones(4, 6))
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4, 8, 8, 8, 8, 4]
+    assert hung.losses == [*losses[:6], *losses[7:]]
+    own, ours = torch.float32, torch.bfloat16
+    assert seen == [ours] * 6 + [own] * 2 + [ours] * 5 + [own]
+    assert hung.turns[-1] is False
+
+
 def test_a_teacher_in_eval_mode_is_no_model_to_train() -> None:
     teacher, student = make_model().eval(), make_model()
     with hang() as hung:

@@ -232,7 +232,7 @@ def test_many_calls_inside_one_step_are_one_batch_even_without_a_loader() -> Non
         story.end("lbfgs")
     assert story.counts == [(1400, 1)] * 2
     assert story.losses == [[0.0]] * 2
-    assert [step.backwards for step in story.steps] == [20] * 2
+    assert [step.closures for step in story.steps] == [20] * 2
 
 
 def test_a_closure_of_many_micro_batches_counts_what_the_loader_gave() -> None:

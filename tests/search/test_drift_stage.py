@@ -1398,8 +1398,9 @@ def test_a_look_that_was_cut_is_not_begun_again_before_it_may_have_more_time(tmp
     assert len(stage.results) == 2
 
 
-def test_a_look_at_a_script_ends_before_its_first_epoch(tmp_path: Path) -> None:
-    facts = {"data": make_data(sample_count=117 * 32)}
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_look_at_a_script_ends_before_its_first_epoch(tmp_path: Path, processes: int) -> None:
+    facts = {"data": make_data(sample_count=117 * 32 * processes), "launched_processes": processes}
     stage = open_stage(tmp_path, Machine(facts=facts), script=Script(command=("python", "train.py")))
     stage.choose(CAST)
     plan = stage.machine.specs[0].fidelity

@@ -156,7 +156,7 @@ class Runs:
 
         first, later = self.noise(config)
         points = [make(plan.first_windows or plan.windows, first)]
-        size, place = self.own_jump if plan.reference else (self.jump(config), 0)
+        size, place = self.own_jump if plan.reference else (self.jump(config), 7)
         jumps = points[0].gradients.rows[place::12]
         jumps += size * luck.standard_normal(jumps.shape)
         if plan.later_steps:
@@ -403,7 +403,7 @@ def test_where_gradients_jump_in_the_first_steps_more_windows_show_how_seldom(tm
     assert looks == [(12, PLAN.later_steps)] * 2 + [(CLOSER_WINDOWS, 0)]  # of the other gate, too
 
 
-@pytest.mark.parametrize(("place", "windows"), [(6, 12), (18, CLOSER_WINDOWS)])
+@pytest.mark.parametrize(("place", "windows"), [(6, 12), (13, CLOSER_WINDOWS)])
 def test_gradients_that_jump_as_the_baselines_do_are_as_exact(tmp_path: Path, place: int, windows: int) -> None:
     jump, compiled = jump_when_compiled(1.5), BASE.replace(compile_mode="default")
     runs = Runs(tmp_path, jump=jump, own_jump=(1.5, place))
@@ -435,7 +435,7 @@ def test_what_was_seen_to_keep_its_digits_is_held_against_float64(tmp_path: Path
 
 def test_what_there_was_no_time_to_look_at_more_closely_is_looked_at_again(tmp_path: Path) -> None:
     compiled, affords = BASE.replace(compile_mode="default"), [False]
-    runs = Runs(tmp_path, jump=jump_when_compiled(1.5), own_jump=(1.5, 18))
+    runs = Runs(tmp_path, jump=jump_when_compiled(1.5), own_jump=(1.5, 13))
     gate = make_gate(runs, affords=lambda _plan: affords[0])
     assert outcome(gate.screen(compiled) or ())[-1] == ("gradients", "inconclusive")
     assert gate.is_cut
@@ -443,6 +443,27 @@ def test_what_there_was_no_time_to_look_at_more_closely_is_looked_at_again(tmp_p
     assert outcome(gate.screen(compiled) or ())[-1] == ("gradients", PASSED)
     assert not gate.is_cut
     assert len(runs.calls) == looks + 3  # of more windows alone: both arms, and float64
+
+
+def test_a_closer_look_at_a_script_ends_before_its_first_epoch(tmp_path: Path) -> None:
+    samples = BASE.effective_batch_size * 130
+    facts = make_facts(data=record_factory.make_data(sample_count=samples))
+    runs, compiled = Runs(tmp_path, noise=lambda _config: (0.0, 0.001)), BASE.replace(compile_mode="default")
+    plan = PLAN.replace(later_steps=100)
+    Gate(facts, plan, runs, knows_order=False, affords=lambda _plan: True).screen(compiled)
+    looks = [(plan.first_windows, plan.windows, plan.later_steps) for plan in runs.plans_of(compiled)]
+    assert looks == [(None, 12, 100), (12, CLOSER_WINDOWS, 130 - 12 - CLOSER_WINDOWS)]
+
+
+@pytest.mark.parametrize(("is_script", "share"), [(True, 1.0), (False, 24 / 34)])
+def test_a_look_is_begun_with_most_of_what_its_part_of_the_own_took(
+    tmp_path: Path, is_script: bool, share: float
+) -> None:
+    trials = make_gate(Runs(tmp_path), knows_order=not is_script).trials
+    result, candidate = trials.launch(BASE, "fidelity", PLAN), BASE.replace(compile_mode="default")
+    assert result is not None
+    least = trials.least_seconds(candidate, "fidelity", PLAN.replace(weights="of the baseline"))
+    assert least == pytest.approx(0.6 * share * result.elapsed_seconds)
 
 
 def test_gradients_that_jump_where_the_baselines_do_not_stay_open(tmp_path: Path) -> None:

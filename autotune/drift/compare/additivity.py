@@ -96,8 +96,7 @@ def _sum_windows(
 
 
 def _judge(ours: GradientRows, theirs: GradientRows, layers: RowLayout, *, limit: float) -> QualityCheck:
-    differences = sum_squares(ours.rows, layers, minus=theirs.rows).sum(axis=0)
-    sizes = sum_squares(theirs.rows, layers).sum(axis=0)
+    differences, sizes = _sum_windows(ours, theirs, layers)
     errors = [min(_LARGEST_ERROR, _root_ratio(*squares)) for squares in zip(differences, sizes, strict=True)]
     worst = int(np.argmax(errors))
     total = min(_LARGEST_ERROR, _root_ratio(differences.sum(), sizes.sum()))

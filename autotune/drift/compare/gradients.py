@@ -22,7 +22,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.drift.compare.additivity import check_additivity, relative_error
 from autotune.drift.compare.gradient_rows import GradientRows, RowLayout, find_flaw, pair, sum_squares
 from autotune.drift.compare.moments import (
     NO_VARIANCE,
@@ -38,8 +37,6 @@ from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 from autotune.records.quality import GradientEquivalence, Margin, QualityCheck, QualityVerdict
 
-__all__ = ["GradientRows", "RowLayout", "check_additivity", "compare", "foresee", "judge", "may_tell", "relative_error"]
-
 NOISE_PASSES, NOISE_FAILS = 0.01, 0.1
 """Non-inferior when the noise is shown to be at most the first, inferior when it is shown to be beyond the second."""
 BIAS_PASSES, BIAS_FAILS = 0.02, 0.04
@@ -52,6 +49,10 @@ SMALLEST_SHARE = 1e-4
 """Share of the squared gradient below which a layer does not matter; a bias before a norm has only rounding noise."""
 AS_EXACT = 3.0
 """Times the baseline's own error against float64 that count as equally exact; `torch._dynamo.utils.same` has 2 to 3."""
+JUMP = 10.0
+"""Times its error in the median window, beyond which a gradient of the baseline has jumped."""
+AS_OFTEN = 2
+"""Times as many jumps as the baseline's that count as equally often: these are few, and come by chance."""
 FEWEST_WINDOWS = 4
 """Windows without which there is no interval worth its name."""
 
@@ -92,7 +93,8 @@ def compare(
         subject: what the rows are.
         point: where the weights stood, for people.
         reference: the same windows in float64. A candidate that errs at most 3 x as much as the baseline, in all of
-            them and in the median one, passes whatever its noise and bias, unless one layer is shown to be wrong.
+            them and once more without what jumps, passes in spite of noise and bias that are not shown to be too large,
+            unless one layer is shown to be wrong.
         most_noise: beyond which it fails.
 
     Returns:
@@ -274,17 +276,20 @@ def _has_variance(moments: Moments) -> NDArray[np.bool_]:
 
 
 def _reference_ratio(errors: NDArray[np.float64] | None) -> float | None:
-    """Return the larger of the ratios of all errors and of the median window's; None where the baseline has none.
+    """Return the larger of the ratios of all errors and of those without jumps; None where the baseline has none.
 
-    Where gradients jump in a few windows, these are all there is to the first: the second shows what is in each.
+    Where the baseline's gradient jumps in a few windows, these are all there is to the first. They are left out of the
+    second, as are twice as many of the candidate's worst: jumps excuse jumps, and nothing else.
     """
     if errors is None:
         return None
-    windows = errors.sum(axis=1)
-    sums, medians = windows.sum(axis=1), np.median(windows, axis=1)
+    windows = np.sort(errors.sum(axis=1), axis=1)
+    jumps = int(np.sum(windows[1] > JUMP**2 * np.median(windows[1])))
+    count, sums = windows.shape[1], windows.sum(axis=1)
+    calm = [windows[0, : max(0, count - AS_OFTEN * jumps)].sum(), windows[1, : count - jumps].sum()]
     if not sums[1] > 0.0:
         return None
-    ratios = [math.inf if not theirs > 0.0 else math.sqrt(ours / theirs) for ours, theirs in (sums, medians) if ours]
+    ratios = [math.inf if not theirs > 0.0 else math.sqrt(ours / theirs) for ours, theirs in (sums, calm) if ours]
     return min(_LARGEST_RATIO, max(ratios, default=0.0))
 
 

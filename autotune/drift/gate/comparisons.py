@@ -71,6 +71,8 @@ def compare_points(
         farthest: relative distance of the baseline from a reference, in the median window; beyond, there is none.
     """
     found: list[GradientEquivalence] = []
+    if reference is not None and not have_same_layers(reference, baseline):
+        reference = None  # a shorter look: not every optimizer had its first step
     if len(candidate.points) < len(baseline.points):
         reason = "the candidate did not get to the later point"
         found.append(

@@ -35,7 +35,7 @@ from autotune.drift.gate.comparisons import (
 )
 from autotune.drift.gate.data_checks import check_schedule, check_tape
 from autotune.drift.gate.screen_trials import AGAIN, GateTrials, Run
-from autotune.drift.gate.trace_plans import count_steps, end_while_learning
+from autotune.drift.gate.trace_plans import count_steps, end_while_learning, end_within_epoch
 from autotune.drift.record.trace_file import GradientTrace, find_weights
 from autotune.knobs import DATA_KNOBS, KNOBS, DriftTest
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
@@ -102,7 +102,9 @@ class Gate:
     reference_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.trials = GateTrials(self.run, self.facts.baseline, tape_steps=self.tape_steps)
+        self.trials = GateTrials(
+            self.run, self.facts.baseline, tape_steps=self.tape_steps, repeats_steps=not self.knows_order
+        )
         self._screened: dict[str, tuple[QualityCheck, ...]] = {}
         self._keeps: dict[str, bool] = {}
         self.is_cut = False
@@ -302,9 +304,9 @@ class Gate:
         plan = self.choose_plan(config, dropout=dropout)
         checks = self._look(config, plan, updates=updates)
         # A look may have found that the later point has to come earlier.
-        plan = plan.replace(later_steps=self._planned.later_steps)
+        plan = plan.replace(later_steps=min(plan.later_steps, self._planned.later_steps))
         may_err = not self.has_fewer_digits(self._list_rounding(config))
-        closer, first = _find_closer(checks or [], plan), _find_closer_first(checks or [], plan, may_err=may_err)
+        closer, first = self._find_closer(checks or [], plan), _find_closer_first(checks or [], plan, may_err=may_err)
         if closer is not None and self.affords(closer):
             return self._look(config, closer, updates=updates) or checks
         if first is not None and self.affords(first):
@@ -320,17 +322,36 @@ class Gate:
         plan = self._planned.replace(dropout=dropout)
         if not self.has_fewer_digits(self._list_rounding(config)):
             return plan
-        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=first) for first in (None, plan.windows))
+        looks = self._list_closer(plan)
         return next((look for look in looks if self.trials.has_run(self.facts.baseline, "fidelity", look)), plan)
+
+    def _list_closer(self, plan: GradientPlan) -> list[GradientPlan]:
+        """Return the closer looks that may follow a plan's: at both points, and at the later one alone."""
+        first = plan.first_windows or plan.windows
+        firsts = (None, first if first < CLOSER_WINDOWS else None)
+        looks = (plan.replace(windows=CLOSER_WINDOWS, first_windows=one) for one in firsts)
+        return [end_within_epoch(look, self.epoch_steps) for look in looks]
+
+    def _find_closer(self, checks: Sequence[QualityCheck], plan: GradientPlan) -> GradientPlan | None:
+        """Return a plan with more windows that may settle what a look has left open; None where there is none.
+
+        What is open at the initial weights alone because of noise that passes once it is gone waits for the later
+        point.
+        """
+        still = _list_still_open(checks, plan)
+        at_both, at_later = self._list_closer(plan)
+        closer = at_later if plan.later_steps > 0 and all(one.point != INITIAL for one in still) else at_both
+        return None if closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
         """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan) if plan.later_steps else None
         if theirs is None or not theirs.curves:
             return plan
-        plan = end_while_learning(plan, theirs.curves[0])
-        self.plan = self._planned.replace(later_steps=plan.later_steps)
-        return plan
+        earlier = end_while_learning(plan, theirs.curves[0])
+        if earlier != plan:
+            self.plan = self._planned.replace(later_steps=earlier.later_steps)
+        return earlier
 
     def _look(
         self, config: TrainConfig, plan: GradientPlan, *, updates: bool, first: GradientPlan | None = None
@@ -404,10 +425,11 @@ class Gate:
         if change in self._keeps or self.plan is None:
             return self._keeps.get(change, False)
         baseline, plan, (name, value) = self.facts.baseline, self._planned, change.split("=")
-        for look in (plan.replace(dropout=True), plan.replace(dropout=False)):
+        plans = (plan.replace(dropout=True), plan.replace(dropout=False))
+        for look in (*plans, *(closer for one in plans for closer in self._list_closer(one))):
             ours = self.trials.read_look(baseline.replace(**{name: value}), look)
             theirs = self.trials.read_look(baseline, look)
-            found = compare_points(ours, theirs, None, steps=plan.later_steps) if ours and theirs else []
+            found = compare_points(ours, theirs, None, steps=look.later_steps) if ours and theirs else []
             if found:
                 highs = [math.inf if one.noise is None else one.noise.high for one in found]
                 self._keeps[change] = max(highs) <= _SAME_DIGITS
@@ -450,6 +472,8 @@ class Gate:
         looks = self._capture_pair(config, first)
         if not isinstance(looks, tuple):
             return looks
+        if not all(map(have_same_layers, looks, arms)):
+            return arms  # a shorter look: not every optimizer had its first step
         ours, theirs = (
             GradientTrace(arm.layers, (look.points[0], *arm.points[1:])) for arm, look in zip(arms, looks, strict=True)
         )
@@ -470,7 +494,8 @@ class Gate:
         least = 0.0 if first else self.reference_seconds
         # A script goes through all steps between the points again, in more digits.
         if theirs is not None and not self.knows_order:
-            least = max(least, self.reference_price * share * theirs.elapsed_seconds)
+            start = theirs.startup_seconds or 0.0
+            least = max(least, start + self.reference_price * share * (theirs.elapsed_seconds - start))
         weights = find_weights(theirs.captures) if theirs and not first else None
         plan = (first or plan).replace(weights=weights, reference=True)
         plain = self.facts.baseline.replace(precision="fp32", compile_mode="off", matmul_precision="highest")
@@ -488,7 +513,7 @@ class Gate:
         return None if result.draws_random else self.trials.read(result)
 
     def _doubt(self, changes: frozenset[str], seconds: float) -> None:
-        self.is_cut, self.reference_seconds = True, seconds
+        self.is_cut, self.reference_seconds = True, max(self.reference_seconds, seconds)
         if changes:  # what is exact asks for equality, which no reference shows
             self.doubted.add(changes)
 
@@ -509,6 +534,11 @@ class Gate:
         convolves = self.facts.device == "cpu" and self.facts.model.has_4d_convolution
         return _REFERENCE_PRICE_OF_CONVOLUTIONS if convolves else _REFERENCE_PRICE
 
+    @property
+    def epoch_steps(self) -> int:
+        """The optimizer steps of a script's epoch, after which it may validate; 0 where that is not known."""
+        return 0 if self.knows_order else int(self.facts.steps_per_epoch or 0)
+
     def _has_dropout(self) -> bool:
         if self.draws_random:
             return True
@@ -518,18 +548,6 @@ class Gate:
     def discard(self) -> None:
         """Delete what the trials wrote down: for a large model it is large."""
         self.trials.discard()
-
-
-def _find_closer(checks: Sequence[QualityCheck], plan: GradientPlan) -> GradientPlan | None:
-    """Return a plan with more windows that may settle what a look has left open; None where there is none.
-
-    What is open at the initial weights alone because of noise that passes once it is gone waits for the later point.
-    """
-    still = _list_still_open(checks, plan)
-    is_later = plan.later_steps > 0 and all(one.point != INITIAL for one in still)
-    first = (plan.first_windows or plan.windows) if is_later else None
-    closer = plan.replace(windows=CLOSER_WINDOWS, first_windows=None if first == CLOSER_WINDOWS else first)
-    return None if closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
 
 
 def _find_closer_first(checks: Sequence[QualityCheck], plan: GradientPlan, *, may_err: bool) -> GradientPlan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from autotune.drift.gate.trace_plans import count_steps
 from autotune.drift.record.trace_file import GradientTrace, discard_captures, read_trace
 from autotune.records.config import TrainConfig
 from autotune.records.trial import GradientPlan, TrialResult
@@ -33,10 +34,12 @@ class GateTrials:
         run: runs one.
         baseline: the user's own settings.
         tape_steps: optimizer steps of which a script's data are looked at.
+        repeats_steps: candidates go through the steps between two points too, as scripts do.
     """
 
-    def __init__(self, run: Run, baseline: TrainConfig, *, tape_steps: int) -> None:
+    def __init__(self, run: Run, baseline: TrainConfig, *, tape_steps: int, repeats_steps: bool) -> None:
         self._run, self._baseline, self._tape_steps = run, baseline, tape_steps
+        self._repeats_steps = repeats_steps
         self._results: dict[str, TrialResult] = {}
         self._cut: dict[str, float] = {}
         self._captures: dict[str, GradientTrace | None] = {}
@@ -82,7 +85,12 @@ class GateTrials:
         """Return the seconds with less of which a trial would be cut, as far as is known; 0 where nothing is."""
         own = self._results.get(_key(self._baseline, purpose, _anywhere(plan)))
         cut = self._cut.get(_key(config, purpose, _anywhere(plan)), 0.0)
-        return max(AGAIN * cut, _LEAST_OF_OWN * own.elapsed_seconds if own is not None else 0.0)
+        if own is None:
+            return AGAIN * cut
+        share = 1.0
+        if plan is not None and not self._repeats_steps:
+            share -= plan.later_steps / count_steps(plan)
+        return max(AGAIN * cut, _LEAST_OF_OWN * share * own.elapsed_seconds)
 
     @property
     def draws_random(self) -> bool:

@@ -515,14 +515,9 @@ class GateStage:
             look = LookCosts(costs.seconds_per_step, costs.start_seconds, self._is_script, reference, speed)
             plan = plan_for_some(seconds, look, candidates=candidates)
             plan = plan and end_while_learning(plan, self._log.problem.baseline_losses)
-            plan = plan and end_within_epoch(plan, self._find_epoch_steps())
+            plan = plan and end_within_epoch(plan, self._gate.epoch_steps)
             # One point is a weaker proof than two, whatever else there is time for.
             self._gate.plan = None if is_unsure and plan is not None and not plan.later_steps else plan
-
-    def _find_epoch_steps(self) -> int:
-        """Return the optimizer steps of a script's epoch, after which it may validate; 0 where that is not known."""
-        samples = self._facts.data.sample_count
-        return samples // self._baseline.effective_batch_size if self._is_script and samples is not None else 0
 
     def _open_late(self, candidates: Sequence[TrainConfig], seconds: float) -> None:
         """Fix how much is looked at of the candidates, so that trainings have their part where it is enough for any."""

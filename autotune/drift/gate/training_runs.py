@@ -166,9 +166,9 @@ class TrainingRuns:
         if self._script is None:
             return None
         facts = self._report.target
-        if self._script.quality_epochs is None or facts.data.sample_count is None:
+        if self._script.quality_epochs is None or facts.steps_per_epoch is None:
             return self._script.quality_steps
-        return self._script.quality_epochs * math.ceil(facts.data.sample_count / facts.baseline.effective_batch_size)
+        return self._script.quality_epochs * math.ceil(facts.steps_per_epoch)
 
     def _steps_for(self, config: TrainConfig, plan: DriftPlan) -> int:
         """Return the steps that take as many samples as the plan's do with the baseline's effective batch."""

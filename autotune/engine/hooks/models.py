@@ -3,8 +3,9 @@
 The root is the outermost module that is called in training mode with gradients on and has something to train: not
 the one that owns most parameters (tied weights hide it) and not a loss module. A call before there is an optimizer
 is a rehearsal, for the shapes or a summary, of the model or of its parts one by one. Where a step ends without any,
-those that are called in eval mode with gradients on are trained. One whose `forward` is called past the call of the
-module (`engine.hooks.forward`) is found by what it calls, and hooked from the next step on.
+those that are called in eval mode with gradients on are trained: some scripts never leave it after a validation. One
+whose `forward` is called past the call of the module (`engine.hooks.forward`) is found by what it calls, and hooked
+from the next step on.
 A frozen network that a step goes through beside its root (a loss network, a teacher) is accompanied: it is called in
 the root's arithmetic and layout, and is one itself as soon as it has something to train.
 `Module._compiled_call_impl` is where `Module.compile` hangs its own work: outside of everything compiled, and left out
@@ -72,7 +73,7 @@ class ModelHooks:
         self._depth = 0
         self._finding = self._is_late = False
         self.trains_evaluated = self.began_late = False
-        self._saw_evaluated = self._saw_rehearsed = False
+        self._saw_trained = self._saw_evaluated = self._saw_rehearsed = False
         self._vain = 0
         self._process = os.getpid()
         self._runs = WeakKeyDictionary[nn.Module, Any]()
@@ -117,12 +118,14 @@ class ModelHooks:
             Whether it has: they were called in a rehearsal, in eval mode or past their call.
         """
         self._forward_calls.end_step()
-        if self.roots or self.trains_evaluated:
+        was_trained, was_evaluated, was_rehearsed = self._saw_trained, self._saw_evaluated, self._saw_rehearsed
+        self._saw_trained = self._saw_evaluated = self._saw_rehearsed = False
+        if was_trained or self.trains_evaluated:
             return False
-        was_rehearsed, self._saw_rehearsed = self._saw_rehearsed, False
-        self.trains_evaluated = self._saw_evaluated and not was_rehearsed
-        self.began_late = was_rehearsed or self.trains_evaluated
-        return self.began_late
+        self.trains_evaluated = was_evaluated and (bool(self.roots) or not was_rehearsed)
+        is_unknown = self.trains_evaluated or (was_rehearsed and not self.roots)
+        self.began_late = self.began_late or (is_unknown and not self.roots)
+        return is_unknown
 
     @contextmanager
     def _watch_compile(self) -> Iterator[None]:
@@ -257,6 +260,7 @@ class ModelHooks:
                         return self._inspect(root, run, inner, args, kwargs)
                     return self._train(root, run, inner, args, kwargs)
                 if not root.training:  # a generator that makes samples for its critic still trains
+                    self._saw_evaluated |= torch.is_grad_enabled()
                     self._leave_training(root)
                 else:
                     self._watch.model_looked()
@@ -284,6 +288,7 @@ class ModelHooks:
 
     def _train(self, root: nn.Module, run: Any, inner: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._turn(True)
+        self._saw_trained = True
         self._watch.model_called(id(root), _count(args, kwargs), training=True)
         self._timer.enter("forward")
         try:

@@ -28,13 +28,14 @@ class ScriptStep:
         samples: trained on.
         losses: what backward was called on, scalars on the device, in order.
         micro_batches: that the loader gave; without a loader, training calls of the first model.
-        backwards: passes, of all models: an optimizer that evaluates its loss again and again makes many.
+        closures: backward passes within an optimizer's step, of all models: one that evaluates its loss again and again
+            makes many.
     """
 
     samples: int
     losses: tuple[Tensor, ...]
     micro_batches: int
-    backwards: int
+    closures: int
 
 
 class StepWatch:
@@ -59,7 +60,7 @@ class StepWatch:
         self._gone: list[int] = []
         self._stepped: set[int] = set()
         self._optimizers_built = 0
-        self._backwards = 0
+        self._backwards = self._closures = 0
         self._has_gone_backward = False
 
     @property
@@ -112,6 +113,7 @@ class StepWatch:
         self._backwards += 1
         self._has_gone_backward = True
         if self._depth:
+            self._closures += 1
             return
         if not self._missed and (self._optimizers_built == 0 or self._backwards > _MOST_ACCUMULATED):
             self._end_step()
@@ -183,12 +185,12 @@ class StepWatch:
         yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
         batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
         samples = sum(map(sum, yielded)) or sum(batches)
-        step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), backwards=self._backwards)
+        step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), closures=self._closures)
         self._yielded.clear()
         self._called.clear()
         self._losses.clear()
         self._stepped.clear()
-        self._backwards = 0
+        self._backwards = self._closures = 0
         self._on_step(step)
 
 

@@ -99,6 +99,8 @@ def _time_samples(stream: Iterator[Any], batch_size: int, collate: Collate) -> t
         if not batch:
             break
         kept += batch[: _MOST_KEPT - len(kept)]
+        if seconds and len(batch) < batch_size:
+            break  # a rest: some collate functions take none, and its few samples are no batch's
         collate(batch)
         seconds.append((time.perf_counter() - started) / len(batch))
     worked = share.read()[1] if seconds else None

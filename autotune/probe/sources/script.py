@@ -168,15 +168,15 @@ class ScriptProbe:
         assert script is not None
         measured = self._read_aside() if self._aside is None else self._aside
         aside = max(measured, self.pause.fraction)
-        micro_batches = max(1, _most_common(self._micro_batches))
-        baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=_most_common(self._samples))
+        micro_batches, processes = max(1, _most_common(self._micro_batches)), int(os.environ.get("WORLD_SIZE", "1"))
+        own = _most_common(self._samples) // processes
+        baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=own)
         samples, fixed = self._look_at_data(baseline)
         self.files = samples.files
         loader_numerics: dict[str, Numerics] = dict.fromkeys(
             _LOADER_KNOBS if samples.facts.random_sources else (), "rounding"
         )
         model = self._describe_models(measurement)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
         return TargetFacts(
             label=self._spec.target.spec,
             fingerprint="",  # known to the supervisor, who sees the folder as it was before the script wrote to it
@@ -235,7 +235,7 @@ class ScriptProbe:
         hooks, on_gpu = self._hooks, self.device.type == "cuda"
         if hooks.steps > _FIRST_STEADY_STEP:
             self._micro_batches.append(step.micro_batches)
-            self._evaluations.append(max(step.micro_batches, step.backwards // max(1, len(hooks.models.roots))))
+            self._evaluations.append(max(step.micro_batches, step.closures // max(1, len(hooks.models.roots))))
             self._samples.append(step.samples)
         elif hooks.steps == _FIRST_STEADY_STEP:
             self._since = (hooks.steps, time.perf_counter(), Counter(hooks.timer.seconds))

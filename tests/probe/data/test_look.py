@@ -121,6 +121,19 @@ def test_the_first_batch_counts_only_where_there_is_no_other(monkeypatch: pytest
     assert look_at_data(Warming, None, batch_size=4, fingerprints=False).facts.seconds_per_sample == pytest.approx(5.0)
 
 
+def test_a_rest_is_not_collated_after_whole_batches() -> None:
+    sizes: list[int] = []
+
+    def collate(batch: list[Tensor]) -> Tensor:
+        sizes.append(len(batch))
+        return torch.stack(batch)
+
+    samples = look_at_data(Counted, collate, batch_size=8, fingerprints=False)
+    assert (sizes[-2:], len(samples.fetched)) == ([8, 8], 16)
+    look_at_data(Counted, collate, batch_size=64, fingerprints=False)
+    assert sizes[-1] == 20  # there is nothing else
+
+
 def test_a_stream_is_looked_at_for_a_moment() -> None:
     facts = look_at_data(Stream, None, batch_size=4, fingerprints=False).facts
     assert (facts.sample_count, facts.iterable) == (None, True)
