@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from autotune.engine.data_trace import FIRST_BATCHES, digest_batches
 from autotune.engine.dataloader import read_batch_size
@@ -201,14 +202,23 @@ class ScriptSource:
 
     def save_weights(self, path: Path, *, writes: bool) -> None:
         if writes:
-            torch.save([parameter.detach() for parameter in self._recorded().parameters], path)
+            parameters = [parameter.detach() for parameter in self._recorded().parameters]
+            torch.save((parameters, self._name_buffers()), path)
 
     def load_weights(self, path: Path) -> None:
-        parameters = self._recorded().parameters
-        saved = torch.load(path, map_location=parameters[0].device, weights_only=True)
+        parameters, buffers = self._recorded().parameters, self._name_buffers()
+        weights, constants = torch.load(path, map_location=parameters[0].device, weights_only=True)
         with torch.no_grad():
-            for parameter, value in zip(parameters, saved, strict=True):
+            for parameter, value in zip(parameters, weights, strict=True):
                 parameter.copy_(value)
+            for name in buffers.keys() & constants.keys():
+                if buffers[name].shape == constants[name].shape:  # else it is a cache
+                    buffers[name].copy_(constants[name])
+
+    def _name_buffers(self) -> dict[str, Tensor]:
+        """Return what models keep beside their parameters: a batch norm in eval mode computes with its statistics."""
+        roots = enumerate(self._hooks.models.roots)
+        return {f"{number}.{name}": buffer for number, root in roots for name, buffer in root.named_buffers()}
 
     def _recorded(self) -> StepRecorder:
         assert self._recorder is not None

@@ -265,6 +265,18 @@ class InAnyOrder(Small):
         return torch.optim.SGD(parameters if self.orders % 2 else parameters[::-1], lr=0.05)
 
 
+class Normed(Small):
+    """Trained in eval mode, by statistics that each run has others of."""
+
+    models = 0
+
+    def build_model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=0.5), nn.Tanh(), nn.Linear(8, 1)).eval()
+        self.models += 1
+        model[1].running_mean.fill_(float(self.models))
+        return model
+
+
 def trace_twice(run: Callable[[TrialSpec, Path], Found], folder: Path) -> list[GradientTrace]:
     """Return the traces of two runs, the second one at the weights that the first has come to."""
     weights, traces = None, []
@@ -284,6 +296,15 @@ def test_gradients_are_the_same_in_whatever_order_the_optimizer_has_its_paramete
     assert traces[0].layers.names == traces[1].layers.names
     for ours, theirs in zip(traces[0].points, traces[1].points, strict=True):
         assert np.array_equal(ours.gradients.rows, theirs.gradients.rows)
+
+
+def test_gradients_at_weights_of_another_run_are_by_its_statistics_too(tmp_path: Path) -> None:
+    first, second = trace_twice(partial(run_script, Normed()), tmp_path)
+    at_first, later = (
+        np.array_equal(ours.gradients.rows, theirs.gradients.rows)
+        for ours, theirs in zip(first.points, second.points, strict=True)
+    )
+    assert (at_first, later) == (False, True)
 
 
 def test_so_they_are_of_layers_that_were_called_before_there_was_an_optimizer(tmp_path: Path) -> None:
