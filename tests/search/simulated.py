@@ -202,7 +202,10 @@ class Machine:
         windows, columns = spec.fidelity.windows, 64
         truth, luck = np.random.default_rng(1), np.random.default_rng(zlib.crc32(config.to_json().encode()))
         rows = 0.3 + truth.standard_normal((windows, columns))
-        rounded = 0.0 if numerics_of(config, BASELINE) == "exact" else max(1e-6, math.sqrt(self.gradient_noise(config)))
+        digits = 1e-6 if config.precision == "fp32" else 1e-4
+        rounded = (
+            0.0 if numerics_of(config, BASELINE) == "exact" else max(digits, math.sqrt(self.gradient_noise(config)))
+        )
         rows = rows * (1 + self.gradient_error(config)) + rounded * luck.standard_normal(rows.shape)
         keys = 32 * np.arange(1, 1 + windows)
 

@@ -100,6 +100,7 @@ class Runs:
         names: of its parameters.
         fate: how its trials end.
         draws: there is dropout.
+        rows: gradients of so many windows.
         points: a config's captures have.
         losses: after so many steps between the points; None where trials do not tell.
         most: trials that there is time for.
@@ -117,6 +118,7 @@ class Runs:
     names: Callable[[TrainConfig], tuple[str, ...]] = lambda _config: ("weight", "bias")
     fate: Callable[[TrainConfig, str], TrialStatus] = lambda _config, _purpose: COMPLETED
     draws: bool = False
+    rows: Callable[[int], Any] = make_rows
     points: Callable[[TrainConfig], int] = lambda _config: 2
     losses: Callable[[int], float] | None = None
     most: int | None = None
@@ -148,7 +150,7 @@ class Runs:
         luck = np.random.default_rng(len(self.calls))
 
         def make(windows: int, noise: float) -> Point:
-            rows = make_rows(windows) * (1 + self.error(config, plan))
+            rows = self.rows(windows) * (1 + self.error(config, plan))
             if numerics_of(config, BASE) != "exact" or (plan.reference and self.own_jump[0]):
                 rows = rows + max(1e-6, math.sqrt(noise)) * luck.standard_normal(rows.shape)
             updates = -1e-3 * rows * (1 + self.update_error(config))
@@ -431,6 +433,22 @@ def test_what_was_seen_to_keep_its_digits_is_held_against_float64(tmp_path: Path
     assert gate.has_fewer_digits(frozenset({"precision=bf16"}))
     assert outcome(gate.screen(both) or ())[-1] == ("gradients", PASSED if looked else "inconclusive")
     assert any(plan is not None and plan.reference for _, plan in runs.of("fidelity")) is looked
+
+
+@pytest.mark.parametrize(("error", "kept"), [(1e-6, True), (1e-3, False)])
+def test_digits_of_a_gradient_that_is_always_the_same_are_seen_by_its_size(
+    tmp_path: Path, error: float, kept: bool
+) -> None:
+    medium = BASE.replace(matmul_precision="medium")
+    runs = Runs(
+        tmp_path,
+        error=lambda config, _plan: error * (config == medium),
+        rows=lambda windows: np.ones((windows, COLUMNS)),
+    )
+    gate = make_gate(runs)
+    gate.screen(medium)
+    assert gate.keeps_digits("matmul_precision=medium") is kept
+    assert not gate.keeps_digits("num_threads=1")
 
 
 def test_what_there_was_no_time_to_look_at_more_closely_is_looked_at_again(tmp_path: Path) -> None:

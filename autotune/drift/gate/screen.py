@@ -418,11 +418,15 @@ class Gate:
     def has_fewer_digits(self, changes: frozenset[str]) -> bool:
         """Return whether some changes, as `name=value`, compute a float32 training in fewer digits."""
         is_full = self.facts.baseline.precision == "fp32"
-        return is_full and not all(map(self._keeps_digits, changes & _FEWER_DIGITS))
+        return is_full and not all(map(self.keeps_digits, changes & _FEWER_DIGITS))
 
-    def _keeps_digits(self, change: str) -> bool:
-        """Return whether a look has shown that a setting has as many digits here, as oneDNN's products on many CPUs."""
-        if change in self._keeps or self.plan is None:
+    def keeps_digits(self, change: str) -> bool:
+        """Return whether a look has shown that a setting has as many digits here, as oneDNN's products on many CPUs.
+
+        Args:
+            change: as `name=value`; False of one that does not leave fewer digits.
+        """
+        if change in self._keeps or self.plan is None or change not in _FEWER_DIGITS:
             return self._keeps.get(change, False)
         baseline, plan, (name, value) = self.facts.baseline, self._planned, change.split("=")
         plans = (plan.replace(dropout=True), plan.replace(dropout=False))
@@ -431,8 +435,7 @@ class Gate:
             theirs = self.trials.read_look(baseline, look)
             found = compare_points(ours, theirs, None, steps=look.later_steps) if ours and theirs else []
             if found:
-                highs = [math.inf if one.noise is None else one.noise.high for one in found]
-                self._keeps[change] = max(highs) <= _SAME_DIGITS
+                self._keeps[change] = max(map(_find_error, found)) <= _SAME_DIGITS
                 break
         return self._keeps.get(change, False)
 
@@ -548,6 +551,13 @@ class Gate:
     def discard(self) -> None:
         """Delete what the trials wrote down: for a large model it is large."""
         self.trials.discard()
+
+
+def _find_error(one: GradientEquivalence) -> float:
+    """Return the most that gradients may differ by, as a share of their variance; of their size where all are one."""
+    if one.noise is not None:
+        return one.noise.high
+    return math.inf if one.bias is None else one.bias.high**2
 
 
 def _find_closer_first(checks: Sequence[QualityCheck], plan: GradientPlan, *, may_err: bool) -> GradientPlan | None:

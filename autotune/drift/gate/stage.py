@@ -213,7 +213,8 @@ class GateStage:
 
     def _list_unsure(self, config: TrainConfig) -> frozenset[str]:
         """Return the changes that do more to a gradient than to sum it in another order, as `name=value`."""
-        return self._list_inexact(config, lambda name: name in _DIGITS or is_user_knob(name))
+        unsure = self._list_inexact(config, lambda name: name in _DIGITS or is_user_knob(name))
+        return frozenset(change for change in unsure if not self._gate.keeps_digits(change))
 
     def _wants_reference(self, config: TrainConfig) -> bool:
         """Return whether a config will hardly pass without a look in float64, which may show that it is as exact."""
