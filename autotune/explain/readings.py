@@ -80,9 +80,13 @@ class Readings:
         return self._pair_up(self.launched_ratios(without), pilot)
 
     def compare_searched(self, without: TrainConfig) -> tuple[Interval | None, tuple[int, int]]:
-        """Return the settings over some others by what the search launched anyway, and the launches of either."""
-        ours, theirs = self.finals_ratios, self._scores(without)
-        ours = ours if len(ours) >= LEAST_LAUNCHES else self._scores(self.config)
+        """Return the settings over some others by what the search launched anyway, and the launches of either.
+
+        Of the settings those of the finals count where they were explored in too few: what the machine was like then,
+        the others have not seen (a user's own settings ran at 0.87 of their later speed, and all others at 1.0).
+        """
+        ours, theirs = self._scores(self.config), self._scores(without)
+        ours = ours if len(ours) >= LEAST_LAUNCHES else self.finals_ratios
         counts = len(ours), len(theirs)
         if min(counts) < LEAST_LAUNCHES:
             return None, counts
