@@ -28,6 +28,7 @@ from autotune.explain.run import _read, explain, list_open, measure, run_explain
 from autotune.measure.confidence import NO_PILOT
 from autotune.records import Profile, TrainConfig, TrialResult, TrialSpec, TrialStatus
 from autotune.records.explanation import Explanation
+from autotune.search.finals.risk import Pair
 from autotune.search.launch.budget import Budget
 from autotune.search.progress import SearchReporter
 from autotune.search.store.folder import SearchFolder, find_search_of
@@ -309,6 +310,24 @@ def test_readings_of_the_search_are_used_where_there_are_enough() -> None:
         assert is_settled(change)
     assert found.changes[0].alone == pytest.approx(math.exp(0.3), rel=0.01)
     assert found.together is None
+
+
+@pytest.mark.parametrize(("explored", "estimate", "launches"), [(2, 1.0, (2, 2)), (1, math.exp(-0.1), (3, 2))])
+def test_what_the_own_settings_have_become_since_is_no_change_of_the_answer(
+    explored: int, estimate: float, launches: tuple[int, int]
+) -> None:
+    config, without = BASELINE.replace(precision="bf16", num_workers=2), BASELINE.replace(precision="bf16")
+    search = open_search(Machine())
+    for number in range(2):
+        search.log.add_judged(make_judged(BASELINE, 0.0), make_judged(without, 0.5))
+        search.log.add_judged(*[make_judged(config, 0.5)] * (number < explored))
+    pair = Pair(make_judged(config, 0.4).result, make_judged(BASELINE, 0.0).result)
+    readings = Readings(search.log, config, pairs=(pair,) * 3, pilot=NO_PILOT, finals=(), launched=(), rounds=())
+    found = derive(make_profile(config=config, baseline_config=BASELINE), readings)
+    change = next(one for one in found.changes if one.names == ("num_workers",))
+    assert change.launches == launches
+    assert change.worth is not None
+    assert change.worth.estimate == pytest.approx(estimate, rel=0.01)
 
 
 def test_one_launch_of_the_search_is_no_reading() -> None:
