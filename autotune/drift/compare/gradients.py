@@ -49,9 +49,9 @@ SMALLEST_SHARE = 1e-4
 """Share of the squared gradient below which a layer does not matter; a bias before a norm has only rounding noise."""
 AS_EXACT = 3.0
 """Times the baseline's own error against float64 that count as equally exact; `torch._dynamo.utils.same` has 2 to 3."""
-JUMP = 10.0
+_JUMP = 10.0
 """Times its error in the median window, beyond which a gradient of the baseline has jumped."""
-AS_OFTEN = 2
+_AS_OFTEN = 2
 """Times as many jumps as the baseline's that count as equally often: these are few, and come by chance."""
 FEWEST_WINDOWS = 4
 """Windows without which there is no interval worth its name."""
@@ -284,9 +284,9 @@ def _reference_ratio(errors: NDArray[np.float64] | None) -> float | None:
     if errors is None:
         return None
     windows = np.sort(errors.sum(axis=1), axis=1)
-    jumps = int(np.sum(windows[1] > JUMP**2 * np.median(windows[1])))
+    jumps = int(np.sum(windows[1] > _JUMP**2 * np.median(windows[1])))
     count, sums = windows.shape[1], windows.sum(axis=1)
-    calm = [windows[0, : max(0, count - AS_OFTEN * jumps)].sum(), windows[1, : count - jumps].sum()]
+    calm = [windows[0, : max(0, count - _AS_OFTEN * jumps)].sum(), windows[1, : count - jumps].sum()]
     if not sums[1] > 0.0:
         return None
     ratios = [math.inf if not theirs > 0.0 else math.sqrt(ours / theirs) for ours, theirs in (sums, calm) if ours]
