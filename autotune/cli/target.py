@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -274,7 +275,7 @@ def show_target(target: str | Script | None) -> str:
 
     if isinstance(target, Script):
         return f" -- {script_label(target.command)}"
-    return f" {DEMO}" if target == DEMO_TARGET else f" {target}" if target else ""
+    return f" {DEMO}" if target == DEMO_TARGET else f" {shlex.quote(target)}" if target else ""
 
 
 def set_device(device: str | None, chosen: str | Script | None) -> None:

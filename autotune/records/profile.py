@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -18,6 +19,7 @@ from autotune.records.quality import LossBand, Margin, QualityCheck
 from autotune.records.reading import is_preset
 
 MAX_PROFILE_BYTES = 1024 * 1024
+_PLACE = re.compile(r"(.+\.py|[\w.]+):[A-Za-z_][\w.]*")
 _OLD_BASELINE_METHOD = "the baseline itself"
 
 SearchVerdict = Literal["improved", "keep", "inconclusive", "not-tested"]
@@ -37,11 +39,13 @@ class ProfileTarget(Record):
     """`SAMPLES:DIGEST`, twelve hex digits over some of the samples; None where they cannot be told, as of a script."""
     device: Literal["cpu", "cuda"] | None = None
     """Where it was measured; None in profiles of before it was kept."""
+    launched_processes: Annotated[int, Field(ge=1)] = 1
+    """Processes that a script's own launcher starts; each has settings and batch of its own."""
 
     @property
     def is_script(self) -> bool:
-        """It is a script's command, of several words; the fingerprint of a workload that was found is marked."""
-        return not self.fingerprint.startswith("m-") and " " in self.label
+        """It is a script's command; a workload is named by its place, or has a mark where it was found."""
+        return not self.fingerprint.startswith("m-") and not _PLACE.fullmatch(self.label)
 
 
 class OneOffCosts(Record):
@@ -55,6 +59,10 @@ class OneOffCosts(Record):
     """The search itself."""
     planned_samples: Annotated[float, Field(gt=0)] | None = None
     """Length of the final training; None where it was not given."""
+    planned_seconds: Annotated[float, Field(gt=0)] | None = None
+    """The same with the user's own settings, where it was given as a time."""
+    aside_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of that time that is no training, as validation, and gets no faster."""
     break_even_samples: NonNegative | None = None
     """Samples after which the compilation is paid back, at the lower end of the speed-up; None without a gain."""
     search_break_even_samples: NonNegative | None = None

@@ -50,6 +50,12 @@ class SearchProblem:
         return self.report.target.baseline
 
     @property
+    def planned_seconds(self) -> float | None:
+        """Length of the final training with the user's own settings; None when it was not given as a time."""
+        run = self.state.planned_run
+        return run.amount if run is not None and run.unit == "seconds" else None
+
+    @property
     def objective(self) -> Objective:
         """What it makes best."""
         return self.state.objective
@@ -119,7 +125,8 @@ def _find_planned_samples(planned: PlannedRun | None, report: ProbeReport) -> fl
     if planned.unit == "samples":
         return planned.amount
     if planned.unit == "seconds":
-        return planned.amount * report.measurement.samples_per_second
+        training = planned.amount * (1.0 - report.target.aside_fraction)
+        return training * report.measurement.samples_per_second
     count = report.target.data.sample_count
     if count is None:
         raise UsageError(

@@ -75,6 +75,41 @@ def make_script_profile(**changes: Any) -> Profile:
     return make_profile(target=target, **changes)
 
 
+# ---- the processes and the device that were measured
+
+
+def test_a_batch_is_that_of_each_process() -> None:
+    two = make_profile(world_size=2, baseline_config=PLAIN, config=PLAIN.replace(micro_batch_size=16, precision="bf16"))
+    assert two.config.effective_batch_size == 16
+    fields = json.loads(export_profile(two, "deepspeed").text)
+    assert fields["train_micro_batch_size_per_gpu"] * fields["gradient_accumulation_steps"] == 8
+    arguments = json.loads(export_profile(two, "hf").text)
+    assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 8
+    alone = export_profile(two, "torch").text
+    assert "MICRO_BATCH_SIZE = 8\nGRADIENT_ACCUMULATION_STEPS = 2" in alone
+    assert "This loop is one process, with the effective batch of all 2." in alone
+
+
+def test_processes_of_a_scripts_own_launcher_are_written() -> None:
+    target = ProfileTarget(
+        label="accelerate launch --num_processes 2 train.py", fingerprint="0123456789ab", launched_processes=2
+    )
+    made = export_profile(make_profile(target=target), "accelerate")
+    assert read_yaml(made.text)["num_processes"] == 2
+    assert "Measured with 2 processes; the batch is that of each." in made.text
+
+
+def test_what_was_measured_on_the_cpu_of_a_machine_with_a_gpu_is_written_for_the_cpu() -> None:
+    profile = make_profile()
+    assert profile.hardware.gpus
+    config = profile.config.replace(matmul_precision="medium")
+    there = profile.replace(target=profile.target.replace(device="cpu"), config=config)
+    assert json.loads(export_profile(there, "hf").text)["use_cpu"] is True
+    text = export_profile(there, "torch").text
+    assert 'device="cpu"' in text
+    assert '    torch.set_float32_matmul_precision("medium")' in text.splitlines()
+
+
 # ---- the contract of all forms
 
 
@@ -239,6 +274,20 @@ def test_a_script_is_given_lines_to_paste() -> None:
     assert "def train(" in export_profile(make_profile(), "torch").text
 
 
+@pytest.mark.parametrize(
+    ("label", "is_script"),
+    [
+        ("./train.py", True),
+        ("train", True),
+        ("train.py:workload", False),
+        ("my train.py:workload", False),
+        ("a.b:c", False),
+    ],
+)
+def test_a_script_may_be_one_word(label: str, is_script: bool) -> None:
+    assert ProfileTarget(label=label, fingerprint="0123456789ab").is_script is is_script
+
+
 @settings(max_examples=60, deadline=None)
 @given(config=configs, baseline=configs)
 def test_a_fragment_is_python(config: TrainConfig, baseline: TrainConfig) -> None:
@@ -318,7 +367,7 @@ def test_allocators_stand_in_the_line_to_start_with(name: str) -> None:
     config = PLAIN.replace(host_allocator="glibc-tuned", device_allocator="expandable-segments")
     (line,) = {*export(config, name).unmapped.values()}
     start = "# run as: MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824 "
-    assert line.startswith(start + "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
+    assert line.startswith(start + "PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:+")
     assert line.endswith(".py")
 
 
@@ -401,6 +450,16 @@ def test_a_sourced_file_takes_out_what_the_baseline_had(tmp_path: Path) -> None:
     own = "export OMP_NUM_THREADS=4 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     found = source(export(PLAIN, "env", baseline), tmp_path, own)
     assert not {"OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"} & found.keys()
+
+
+def test_a_sourced_file_keeps_what_the_device_allocator_was_told(tmp_path: Path) -> None:
+    made = export(PLAIN.replace(device_allocator="expandable-segments"), "env")
+    own = "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
+    found = source(made, tmp_path, own)
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in found
+    newer = source(made, tmp_path, f"{own}\nexport PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8")
+    assert newer["PYTORCH_ALLOC_CONF"] == "garbage_collection_threshold:0.8,expandable_segments:True"
 
 
 def test_a_file_that_sets_nothing_says_so(tmp_path: Path) -> None:
@@ -581,7 +640,7 @@ def test_accelerate_is_told_in_code_what_its_file_cannot_hold() -> None:
 @pytest.mark.parametrize(
     ("changes", "on_gpu", "expected"),
     [
-        ({}, False, {"distributed_type": "MULTI_CPU", "num_processes": 2}),
+        ({}, False, {"distributed_type": "MULTI_GPU", "num_processes": 2}),
         ({}, True, {"distributed_type": "MULTI_GPU", "num_processes": 2}),
         (
             {"distributed_strategy": "fsdp", "reshard_after_forward": False},
@@ -601,7 +660,7 @@ def test_accelerate_is_told_in_code_what_its_file_cannot_hold() -> None:
 def test_accelerate_is_told_how_processes_share_the_model(
     changes: dict[str, Any], on_gpu: bool, expected: dict[str, Any]
 ) -> None:
-    made = export(PLAIN.replace(**changes), "accelerate", world_size=2, on_gpu=on_gpu)
+    made = export(PLAIN.replace(**changes), "accelerate", processes=2, on_gpu=on_gpu)
     read = read_yaml(made.text)
     assert {name: read[name] for name in expected} == expected
     assert ("fsdp_config" in read) == bool(changes)
@@ -616,8 +675,10 @@ def test_accelerate_hands_on_what_ddp_is_given() -> None:
 
 
 def test_accelerate_warns_of_its_one_thread() -> None:
-    warning = "accelerate launch sets OMP_NUM_THREADS to 1 unless you set it: 6 is"
-    assert warning in export(PLAIN, "accelerate", cores=6).text
+    warning = "accelerate launch sets OMP_NUM_THREADS to 1 unless you set it: "
+    assert f"{warning}6 is what PyTorch takes" in export(PLAIN, "accelerate", cores=6).text
+    own = PLAIN.replace(num_threads=4)
+    assert f"{warning}4 is what you have" in export(own.replace(num_workers=1), "accelerate", own, cores=6).text
     assert warning not in export(PLAIN, "accelerate", cores=6, on_gpu=True).text
     assert "OMP_NUM_THREADS" not in export(PLAIN.replace(num_threads=2), "accelerate").text
 

@@ -742,6 +742,7 @@ def test_ticks_enclose_the_data_in_even_round_steps(low: float, width: float, co
 def test_ticks_are_round() -> None:
     assert choose_ticks(0.93, 1.46) == [0.8, 1.0, 1.2, 1.4, 1.6]
     assert choose_ticks(1.0, 1.0) == [1.0, 1.01]
+    assert choose_ticks(0.0011, 0.0042, count=4, least=1e-6) == [0.001, 0.002, 0.003, 0.004, 0.005]
 
 
 @pytest.mark.parametrize(("limit", "status"), [(None, "drifted"), (0.02, "drifted"), (0.1, "completed")])

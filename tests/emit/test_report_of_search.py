@@ -16,14 +16,16 @@ from autotune.cli.pages.answer import list_answer
 from autotune.cli.pages.explanation import print_explanation
 from autotune.cli.pages.report import is_own_page
 from autotune.emit.report import Origin, render_report
+from autotune.emit.report.command import describe_command
 from autotune.emit.report.plots import draw_losses, draw_memory, draw_timeline
 from autotune.emit.report.worth import draw_worth
 from autotune.format import format_bounds, format_factor
+from autotune.presets import load_presets
 from autotune.records import LossCurve, PeakMemory, TrialResult, TrialStatus
 from autotune.records.explanation import ChangeEffect, Explanation, RefusedChanges, StepShare, TriedValue
 from autotune.records.profile import OneOffCosts, ParetoPoint
 from autotune.records.search import PlannedRun
-from autotune.sentences.repeat import describe_command, describe_price, describe_saving
+from autotune.sentences.saving import describe_price, describe_saving
 from autotune.targets.drift_limits import read_drift_limits
 
 MIB = 2**20
@@ -153,30 +155,30 @@ def test_settings_that_stay_have_nothing_to_take_apart() -> None:
 
 
 def test_hours_and_money_are_reckoned_from_the_lower_end() -> None:
-    profile = make_profile(speedup=make_interval(2.0, 1.6, 2.5))
-    state = make_state(planned_run=PlannedRun(amount=8 * 3600, unit="seconds"))
-    told = describe_saving(profile, state, 1000.0, aside=0.0)
+    costs = OneOffCosts(search_seconds=1200.0, planned_samples=1e7, planned_seconds=8 * 3600)
+    profile = make_profile(speedup=make_interval(2.0, 1.6, 2.5), one_off=costs)
+    told = describe_saving(profile, 1000.0, aside=0.0)
     assert told == "Your run of 8h00m takes about 4h00m, at most 5h00m: at least 3h00m less."
-    paid = describe_price(profile, state, 1000.0, aside=0.0, price=2.5)
+    paid = describe_price(profile, 1000.0, aside=0.0, price=2.5)
     assert paid == "At 2.50 an hour: at least 7.50 less for each run; the search has cost 0.83."
 
 
 def test_without_a_length_an_example_is_given_and_what_is_no_step_stays() -> None:
     profile = make_profile(speedup=make_interval(2.0, 1.6, 2.5))
-    told = describe_saving(profile, make_state(), 1000.0, aside=0.5)
+    told = describe_saving(profile, 1000.0, aside=0.5)
     assert told == "A training of 10h00m takes about 7h30m, at most 8h07m: at least 1h52m less."
 
 
 def test_a_run_in_samples_is_as_long_as_they_take() -> None:
     costs = OneOffCosts(search_seconds=1200.0, planned_samples=7_200_000.0)
     profile = make_profile(speedup=make_interval(2.0, 1.6, 2.5), one_off=costs)
-    state = make_state(planned_run=PlannedRun(amount=7_200_000, unit="samples"))
-    assert describe_saving(profile, state, 1000.0, aside=0.0).startswith("Your run of 2h00m takes about 1h00m")
+    assert describe_saving(profile, 1000.0, aside=0.0).startswith("Your run of 2h00m takes about 1h00m")
+    assert describe_saving(profile, 1000.0, aside=0.5).startswith("Your run of 4h00m takes about 3h00m")
 
 
 def test_nothing_is_saved_where_the_settings_stay() -> None:
     profile = make_profile(verdict="keep", config=BASELINE)
-    assert describe_saving(profile, None, 1000.0, aside=0.0) == ""
+    assert describe_saving(profile, 1000.0, aside=0.0) == ""
     assert "saved" not in render(verdict="keep", config=BASELINE).words()
 
 
@@ -189,6 +191,14 @@ def test_nothing_is_saved_where_the_settings_stay() -> None:
             {"max_drift": read_drift_limits(["0.2%", "accuracy:0.1pp"]), "only": ("precision",)},
             "autotune search train.py:workload --max-loss-increase 0.2% --metric-limit 0.2% "
             "--metric-limit accuracy=max-degradation=0.001 --only precision",
+        ),
+        (
+            {"planned_run": PlannedRun(amount=1234567, unit="samples"), "world_size": 2},
+            "autotune search train.py:workload --nproc-per-node 2 --train-for 1234567samples",
+        ),
+        (
+            {"presets": (load_presets()[0], load_presets()[0].replace(name="mine"))},
+            f"autotune search train.py:workload --preset {load_presets()[0].name} --preset FILE.json",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from autotune.search.finals.rounds import Terms, run_finals
 from autotune.search.run import SearchOptions, describe_search
 from autotune.search.scores.ranking import Ranking
 from autotune.search.share.naming import name_study
-from autotune.sentences.repeat import describe_command
+from autotune.sentences.saving import describe_command
 from autotune.space import SearchSpace
 
 ONLY = ("precision", "activation_checkpointing", "num_workers", "optimizer_implementation")

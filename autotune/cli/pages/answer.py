@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_candidate, describe_speedup, list_evidence
 from autotune.sentences.explanation import describe_worth
 from autotune.sentences.loss_check import describe_check
+from autotune.sentences.saving import find_run_seconds, shorten_run
 from autotune.sentences.settings import describe_changes, describe_share, name_setting
 
 _LITTLE = 3
@@ -50,9 +52,10 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
 def describe_next(profile: Profile, out: Path) -> str:
     """Return what to do after an answer: the next command, or nothing where it changes nothing."""
     if profile.verdict == "improved":
-        return f"next: autotune train --profile {out}"
+        return f"next: autotune train --profile {shlex.quote(str(out))}"
     if profile.candidate is not None and profile.candidate.passed_checks:
-        return f"next: autotune train --profile {out} --use-candidate, for settings that are not proven faster"
+        train = f"autotune train --profile {shlex.quote(str(out))} --use-candidate"
+        return f"next: {train}, for settings that are not proven faster"
     more = format_budget(max(60.0, profile.one_off.search_seconds))
     if profile.verdict == "inconclusive" and profile.evidence.confirmation is None:
         return f"next: autotune search --resume --budget {more}, which goes on where this one ended"
@@ -111,11 +114,11 @@ def list_before_and_after(profile: Profile) -> list[str]:
     if profile.verdict != "improved":
         own = _list_figures(before, profile.memory)
         return [f"your settings  {own}"] if own else []
-    planned, run = profile.one_off.planned_samples, ""
-    if planned is not None and before and profile.speedup is not None:
-        own_seconds = planned / before
-        shorter = format_duration(own_seconds / profile.speedup.estimate)
-        run = f"   your run of {format_duration(own_seconds)} takes about {shorter}"
+    aside, run = profile.one_off.aside_fraction, ""
+    seconds = find_run_seconds(profile, before, aside=aside) if before else None
+    if seconds is not None and profile.speedup is not None:
+        shorter = format_duration(shorten_run(seconds, profile.speedup.estimate, aside))
+        run = f"   your run of {format_duration(seconds)} takes about {shorter}"
     rows = {"before": _list_figures(before, profile.baseline_memory), "after": _list_figures(after, profile.memory)}
     shown = [f"{name:<8}{text}" for name, text in rows.items() if text]
     return [*shown[:-1], shown[-1] + run] if shown else []

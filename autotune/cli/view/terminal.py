@@ -55,16 +55,27 @@ def printable_text(text: str, style: str = "") -> Text:
 
 
 def print_json(text: str) -> None:
-    """Print JSON on stdout, past any styling; what a terminal would obey is escaped as JSON has it."""
+    """Print JSON on stdout, past any styling; what a terminal would obey or cannot show is escaped as JSON has it."""
     # Such a character can only be inside of a string.
-    print_plain("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+    print_plain("".join(c if c == "\n" or (c.isprintable() and _can_show(c)) else json.dumps(c)[1:-1] for c in text))
 
 
 def print_plain(text: str) -> None:
     """Print a text on stdout, past any styling and without control characters."""
-    shown = printable(text)
+    shown = "".join(c if _can_show(c) else "?" for c in printable(text))
     sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
     sys.stdout.flush()
+
+
+def _can_show(sign: str) -> bool:
+    """Return whether standard output's encoding has a sign."""
+    if sign.isascii():
+        return True
+    try:
+        sign.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @contextmanager

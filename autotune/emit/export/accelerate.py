@@ -32,7 +32,7 @@ def export_accelerate(request: Request) -> Export:
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {_name_type(request)}",
         "num_machines: 1",
-        f"num_processes: {request.world_size}",
+        f"num_processes: {request.processes}",
         f"mixed_precision: {_MIXED_PRECISION[request.config.precision]}",
         *_dynamo_lines(request.config),
         *_fsdp_lines(request),
@@ -66,9 +66,8 @@ def _accelerator_handlers(request: Request, _fields: Collection[str]) -> str:
 def _name_type(request: Request) -> str:
     if request.config.distributed_strategy == "fsdp":
         return "FSDP"
-    if request.world_size == 1:
-        return "'NO'"
-    return "MULTI_GPU" if request.on_gpu else "MULTI_CPU"
+    # On CPUs too: MULTI_CPU starts a single process without an MPI launcher of one's own.
+    return "'NO'" if request.processes == 1 else "MULTI_GPU"
 
 
 def _fsdp_lines(request: Request) -> list[str]:
@@ -84,10 +83,11 @@ def _fsdp_lines(request: Request) -> list[str]:
 
 
 def _warn_of_threads(request: Request) -> list[str]:
-    if request.on_gpu or request.config.num_threads is not None:
+    if request.on_gpu or "num_threads" in request.changed:
         return []
-    told = f"unless you set it: {request.cores} is what PyTorch takes by itself"
-    return [f"# accelerate launch sets OMP_NUM_THREADS to 1 {told}."]
+    own = request.config.num_threads
+    told = f"{request.cores} is what PyTorch takes by itself" if own is None else f"{own} is what you have"
+    return [f"# accelerate launch sets OMP_NUM_THREADS to 1 unless you set it: {told}."]
 
 
 def _dynamo_lines(config: TrainConfig) -> list[str]:

@@ -15,10 +15,7 @@ _PACKAGED_LIBRARIES = {
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
 }
 """Names the dynamic linker finds by itself, and the packages of Debian and Ubuntu that have them."""
-_DEVICE_ALLOCATORS = {
-    "default": {},
-    "expandable-segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-}
+DEVICE_SETTINGS, NEWER_DEVICE_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 # A profile is data from anywhere, and this goes into a command line: a path with any other sign is not repeated.
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@~=-]+")
 
@@ -40,7 +37,14 @@ def describe_library(request: Request) -> str:
 
 def read_allocators(config: TrainConfig, libraries: Mapping[str, str] | None) -> dict[str, str]:
     """Return the environment variables of a config's two allocators, as a shell takes them."""
-    return _host_environment(config.host_allocator, libraries) | _DEVICE_ALLOCATORS[config.device_allocator]
+    expands = config.device_allocator == "expandable-segments"
+    device = {DEVICE_SETTINGS: let_segments_expand(DEVICE_SETTINGS)} if expands else {}
+    return _host_environment(config.host_allocator, libraries) | device
+
+
+def let_segments_expand(name: str) -> str:
+    """Return the value of a variable of PyTorch's allocator, as a shell takes it: after what the user has set there."""
+    return f"${{{name}:+${name},}}expandable_segments:True"
 
 
 def _host_environment(allocator: str, libraries: Mapping[str, str] | None) -> dict[str, str]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from autotune.emit.export.allocators import describe_library, read_allocators
+from autotune.emit.export.allocators import (
+    DEVICE_SETTINGS,
+    NEWER_DEVICE_SETTINGS,
+    describe_library,
+    let_segments_expand,
+    read_allocators,
+)
 from autotune.emit.export.by_hand import comment, list_by_hand
 from autotune.emit.export.exported import Export, Request, build_export
 from autotune.records import TrainConfig
@@ -22,6 +28,9 @@ def export_environment(request: Request) -> Export:
     # An assignment after `export` is an argument: without quotes some shells would split a value at its spaces.
     lines += [f"unset {name}" for name in gone]
     lines += [f'export {name}="{value}"' for name, value in new.items()]
+    if DEVICE_SETTINGS in new:  # some releases read the newer name alone where it is set (pytorch/pytorch#183387)
+        value = let_segments_expand(NEWER_DEVICE_SETTINGS)
+        lines.append(f'[ -z "${{{NEWER_DEVICE_SETTINGS}+x}}" ] || export {NEWER_DEVICE_SETTINGS}="{value}"')
     lines += [] if gone or new else ["# Nothing of this answer is a matter of the environment."]
     return build_export("tuned.env", "\n".join(lines) + "\n", request, unmapped)
 

@@ -16,14 +16,14 @@ class Request:
     """An answer to be written for another tool.
 
     Attributes:
-        config: the settings.
-        baseline: the user's own settings, which are in the user's own files already.
+        config: the settings of each process.
+        baseline: the user's own, which are in the user's own files already.
         header: lines of plain ASCII that say where the settings come from, without a comment sign.
         libraries: paths of malloc libraries by knob value, where they are known.
-        on_gpu: it was measured on a machine with a GPU.
+        on_gpu: it was measured on a GPU.
         cores: CPU cores there, which is how many threads PyTorch takes by itself.
         is_script: it was measured on a script, which has a training loop of its own.
-        world_size: processes that trained together.
+        processes: that trained together.
     """
 
     config: TrainConfig
@@ -33,7 +33,7 @@ class Request:
     on_gpu: bool = False
     cores: int = 1
     is_script: bool = False
-    world_size: int = 1
+    processes: int = 1
 
     @property
     def changed(self) -> frozenset[str]:

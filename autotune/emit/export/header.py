@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from autotune.emit.export.exported import Request
 from autotune.format import count, format_bounds
+from autotune.records.config import spread_config
 from autotune.records.hardware import HardwareInfo
 from autotune.records.profile import Profile
 from autotune.sentences.answer import describe_speedup
@@ -22,16 +23,16 @@ def make_request(profile: Profile, libraries: Mapping[str, str]) -> Request:
         profile: the answer.
         libraries: paths of malloc libraries by knob value, as they are on this machine.
     """
-    hardware = profile.hardware
+    hardware, target, size = profile.hardware, profile.target, profile.world_size
     return Request(
-        config=profile.config,
-        baseline=profile.baseline_config,
+        config=spread_config(profile.config, size),
+        baseline=spread_config(profile.baseline_config, size),
         header=tuple(part for line in list_header(profile) for part in _wrap(line)),
         libraries=libraries,
-        on_gpu=bool(hardware.gpus),
+        on_gpu=bool(hardware.gpus) if target.device is None else target.device == "cuda",
         cores=hardware.core_count or hardware.usable_cpu_count,
-        is_script=profile.target.is_script,
-        world_size=profile.world_size,
+        is_script=target.is_script,
+        processes=max(size, target.launched_processes),
     )
 
 
@@ -50,11 +51,12 @@ def list_header(profile: Profile) -> list[str]:
 
 
 def _describe_share(profile: Profile) -> list[str]:
-    """Return what each process has of the batch, where several were measured: a format says what one has alone."""
+    """Return how many processes were measured, where there were several, and what each has of the batch."""
+    if profile.target.launched_processes > 1:
+        return [f"Measured with {profile.target.launched_processes} processes; the batch is that of each."]
     if profile.world_size == 1:
         return []
-    shared = describe_share(profile.config, profile.world_size)
-    return [f"Measured with {shared}; where the batch is written here, it is that of one process alone."]
+    return [f"Measured with {describe_share(profile.config, profile.world_size)}."]
 
 
 def _describe_interval(profile: Profile) -> str:

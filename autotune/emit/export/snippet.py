@@ -14,7 +14,7 @@ from autotune.emit.export.by_hand import AUTOCAST_TYPES, SDPA_BACKENDS, comment,
 from autotune.emit.export.exported import Export, Request, build_export
 from autotune.emit.export.values import compile_arguments, keywords, literal, loader_arguments
 from autotune.records import TrainConfig
-from autotune.records.config import SHARED_KNOBS
+from autotune.records.config import SHARED_KNOBS, spread_config
 
 _FILENAME = "train_tuned.py"
 _FIELDS = frozenset({"host_allocator", "device_allocator", *SHARED_KNOBS})
@@ -22,7 +22,9 @@ _FIELDS = frozenset({"host_allocator", "device_allocator", *SHARED_KNOBS})
 
 def export_snippet(request: Request) -> Export:
     """Return a runnable Python file with every knob applied, also those that stay as they are."""
-    config = request.config
+    config = spread_config(request.config, 1, before=request.processes)
+    alone = [f"This loop is one process, with the effective batch of all {request.processes}."]
+    header = [*request.header, *(alone if request.processes > 1 else [])]
     unmapped = list_by_hand(request, _FIELDS, instead={("host_allocator", "device_allocator"): _start})
     # Source code, not a page: values go through `literal`, so autoescape would only break them.
     environment = Environment(
@@ -35,9 +37,10 @@ def export_snippet(request: Request) -> Export:
     )
     text = environment.get_template("snippet.py.j2").render(
         config=config,
-        header="\n".join(comment(request.header, unmapped)),
+        header="\n".join(comment(header, unmapped)),
         loader=loader_arguments(config),
         autocast="enabled=False" if config.precision == "fp32" else f"dtype={AUTOCAST_TYPES[config.precision]}",
+        device=literal("cuda" if request.on_gpu else "cpu"),
         matmul_precision=literal(config.matmul_precision),
         compile_arguments=keywords(compile_arguments(config)),
         sdpa_backend=SDPA_BACKENDS.get(config.attention_backend),

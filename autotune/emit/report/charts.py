@@ -222,13 +222,13 @@ def find_pair_ratios(trials: Sequence[TrialResult], profile: Profile) -> list[fl
     return ratios
 
 
-def choose_ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """Return about `count` round values that enclose an interval; at least two, in ascending order."""
-    span = max(high - low, 0.05)
+def choose_ticks(low: float, high: float, *, count: int = 5, least: float = 0.05) -> list[float]:
+    """Return about `count` round values that enclose an interval of at least some width, ascending; at least two."""
+    span = max(high - low, least)
     step = 10.0 ** math.floor(math.log10(span / count))
     step = next(step * factor for factor in (1, 2, 5, 10) if step * factor * count >= span)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 10) for index in range(first, max(last, first + 1) + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, max(last, first + 1) + 1)]
 
 
 def _draw_best(xs: Sequence[float], ratios: Sequence[float | None], y_of: Callable[[float], float]) -> list[Line]:

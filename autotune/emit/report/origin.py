@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from autotune.emit.report.command import describe_command
 from autotune.emit.report.wording import shorten
 from autotune.format import format_duration
 from autotune.records import ProbeReport, Profile
 from autotune.records.search import SearchState
-from autotune.sentences.repeat import describe_command, describe_price, describe_saving
+from autotune.sentences.saving import describe_price, describe_saving
 
 _MOST_COMMAND = 2000
 
@@ -35,10 +36,10 @@ def describe_gain(profile: Profile, probe: ProbeReport, origin: Origin) -> list[
     """Return what the answer saves of a training, in time and in money where that was asked for."""
     rate = profile.evidence.baseline_samples_per_second or probe.measurement.samples_per_second
     aside = probe.target.aside_fraction
-    saved = describe_saving(profile, origin.state, rate, aside=aside)
+    saved = describe_saving(profile, rate, aside=aside)
     paid = ""
     if origin.price is not None:
-        paid = describe_price(profile, origin.state, rate, aside=aside, price=origin.price)
+        paid = describe_price(profile, rate, aside=aside, price=origin.price)
     return [text for text in (saved, paid) if text]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +30,8 @@ _STAGES = {
 _KINDS = {"probe": "phase-2", "search": "phase-4", "loss check": "phase-1", "final comparison": "phase-3"}
 _CUT = (TrialStatus.INTERRUPTED, TrialStatus.TIMED_OUT, TrialStatus.TOO_SLOW)
 _MEMORY_HEIGHT, _LOSS_HEIGHT = 220, 220
+_LEAST_LOSS_SPAN = 1e-3
+"""Of the largest loss, that its axis shows at least: below it is noise."""
 _MOST_POINTS = 120
 _LEAST_POINTS = 2
 _LARGEST = 1e100
@@ -189,7 +192,8 @@ def draw_losses(trials: Sequence[TrialResult], profile: Profile) -> LossChart | 
     our_losses, their_losses = ([_thin(arm[seed].losses[:steps]) for seed in seeds] for arm in (ours, theirs))
     mean, before = (_pick(arm, statistics.fmean) for arm in (our_losses, their_losses))
     lows, highs = _pick(their_losses, min), _pick(their_losses, max)
-    ticks = choose_ticks(min(*mean, *lows), max(*mean, *highs), count=4)
+    low, high = min(*mean, *lows), max(*mean, *highs)
+    ticks = choose_ticks(low, high, count=4, least=max(_LEAST_LOSS_SPAN * max(abs(low), abs(high)), sys.float_info.min))
     scale = ticks[0], ticks[-1]
     samples = round(theirs[seeds[0]].samples * steps / len(theirs[seeds[0]].losses))
     told = f"at the end {format_figure(before[-1])} with your settings, {format_figure(mean[-1])} with the others"

@@ -37,6 +37,7 @@ class Findings:
         measured_seconds: of these, inside measured blocks.
         gate_seconds: of these, in trials of the drift gate.
         planned_samples: of the final training; None when its length is not known.
+        planned_seconds: it takes with the user's own settings; None when it was not given as a time.
         loss_limit: how much worse the training loss may get; None for the default.
         allowed: changes of what is learned that the user allows.
         learning_rate_rule: for effective batches other than the user's own.
@@ -61,6 +62,7 @@ class Findings:
     measured_seconds: float = 0.0
     gate_seconds: float = 0.0
     planned_samples: float | None = None
+    planned_seconds: float | None = None
     loss_limit: Margin | None = None
     allowed: tuple[Allowed, ...] = ()
     learning_rate_rule: LearningRateRule = "none"
@@ -105,6 +107,7 @@ def collect_findings(log: SearchLog, *, elapsed_seconds: float, stop_reason: Sto
         measured_seconds=log.measured_seconds,
         gate_seconds=log.gate_seconds,
         planned_samples=problem.planned_samples,
+        planned_seconds=problem.planned_seconds,
         loss_limit=problem.state.max_drift.loss,
         allowed=problem.state.allowed,
         learning_rate_rule=problem.state.learning_rate_rule,

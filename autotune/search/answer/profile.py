@@ -105,6 +105,7 @@ def _name_target(facts: TargetFacts) -> ProfileTarget:
         training_loaders=facts.training_loaders,
         data_fingerprint=facts.data.fingerprint,
         device=facts.device,
+        launched_processes=facts.launched_processes,
     )
 
 
@@ -163,6 +164,8 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
         startup_seconds=min((r.startup_seconds for r in finals), default=0.0),
         search_seconds=findings.elapsed_seconds,
         planned_samples=findings.planned_samples,
+        planned_seconds=findings.planned_seconds,
+        aside_fraction=findings.report.target.aside_fraction,
         break_even_samples=extra / saved if saved else None,
         search_break_even_samples=(extra + findings.elapsed_seconds) / saved if saved else None,
     )
