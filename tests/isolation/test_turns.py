@@ -34,7 +34,7 @@ def make_trial(folder: Path, name: str, blocks: int, said: list[str]) -> Callabl
     """Return what waits, warms up, and then times so many blocks with a rest before each and after the last."""
 
     def run() -> int:
-        turns = open_turns(folder)
+        turns = open_turns(folder, holds_threads=False)
         assert turns is not None
         turns.rest()
         said.append(f"{name} is warm")
@@ -239,7 +239,7 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
         os.kill(child, 0)
 
         def first() -> None:
-            turns = open_turns(folders[0])
+            turns = open_turns(folders[0], holds_threads=False)
             assert turns is not None
             turns.halt()
             assert turns.rest() > 0.0
@@ -258,6 +258,49 @@ def test_what_a_trial_has_started_stands_still_while_it_rests(folders: tuple[Pat
         run_in_turns(folders, first, second)
     assert states[0] == "T"
     assert states[1] in "SR"
+
+
+_LOADS_AHEAD = """
+import pathlib, queue, sys, threading, time
+from autotune.isolation.channel.turns import open_turns
+
+batches = queue.Queue()
+
+def load():
+    while True:
+        time.sleep(0.001)
+        batches.put(1)
+
+threading.Thread(target=load, daemon=True).start()
+turns = open_turns(pathlib.Path(sys.argv[1]))
+turns.rest()
+turns.rest()
+while batches.qsize() < 20:  # it does load
+    time.sleep(0.001)
+turns.halt()
+before = batches.qsize()
+seconds = turns.rest()
+print(seconds, batches.qsize() - before)
+"""
+
+
+def test_a_thread_that_loads_ahead_stands_still_while_its_trial_rests(folders: tuple[Path, Path]) -> None:
+    def first() -> tuple[float, int]:
+        child = [sys.executable, "-c", _LOADS_AHEAD, str(folders[0])]
+        seconds, batches = subprocess.run(child, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+        return float(seconds), int(batches)
+
+    def second() -> None:
+        turns = open_turns(folders[1], holds_threads=False)
+        assert turns is not None
+        turns.rest()
+        turns.rest()
+        time.sleep(0.5)  # the other one rests
+        turns.rest()
+
+    (seconds, batches), _ = run_in_turns(folders, first, second)
+    assert seconds > 0.4
+    assert batches <= 20
 
 
 @pytest.mark.slow

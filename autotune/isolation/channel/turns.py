@@ -1,4 +1,4 @@
-"""Two trials that are timed in turns: one runs a block while the other one rests, its loader workers stopped.
+"""Two trials that are timed in turns: one runs a block while the other one rests, its workers and threads stopped.
 
     conductor    ── go ──▶ A ── warms up      ▓▓▓▓        ▓▓▓▓ ── at rest ──▶    what the machine does in these
                  ── go ──▶ B       warms up ──     ▓▓▓▓▓▓▓▓      ...             seconds, both of them meet
@@ -11,6 +11,8 @@ is at rest while the other goes on, so neither disturbs the other.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import itertools
 import math
 import os
@@ -44,10 +46,18 @@ _START_POLL_SECONDS = 0.05
 
 
 class Turns:
-    """The trial's end of the pipes."""
+    """The trial's end of the pipes.
 
-    def __init__(self, word: int, at_rest: int) -> None:
+    Args:
+        word: pipe from the conductor.
+        at_rest: pipe to it.
+        holds_threads: threads of this process stand still at rest, or one that loads ahead would do so uncounted; not
+            where the conductor is one of them.
+    """
+
+    def __init__(self, word: int, at_rest: int, *, holds_threads: bool) -> None:
         self._word, self._at_rest, self._free = word, at_rest, False
+        self._read = _read_alone if holds_threads else _read
         self._stopped: list[int] = []
 
     def halt(self) -> None:
@@ -62,7 +72,7 @@ class Turns:
         began = time.monotonic()
         _wait_for_threads()
         os.write(self._at_rest, _AT_REST)
-        self._free = os.read(self._word, 1) == _FREE
+        self._free = self._read(self._word) == _FREE
         return time.monotonic() - began
 
     def go_on(self) -> None:
@@ -72,8 +82,8 @@ class Turns:
         self._stopped.clear()
 
 
-def open_turns(folder: Path) -> Turns | None:
-    """Return the trial's end of the pipes; None for a trial that takes no turns."""
+def open_turns(folder: Path, *, holds_threads: bool = True) -> Turns | None:
+    """Return the trial's end of the pipes; None for a trial that takes no turns; arguments as of `Turns`."""
     descriptors: list[int] = []
     try:
         for name in TURNS_FILES:
@@ -83,7 +93,7 @@ def open_turns(folder: Path) -> Turns | None:
         for one in descriptors:
             os.close(one)
         return None
-    return Turns(*descriptors)
+    return Turns(*descriptors, holds_threads=holds_threads)
 
 
 def can_take_turns(folder: Path) -> bool:
@@ -251,10 +261,30 @@ def run_in_turns(
     return result, found[0]
 
 
+def _read(pipe: int) -> bytes:
+    return os.read(pipe, 1)
+
+
+def _read_alone(pipe: int) -> bytes:
+    """Wait for a byte with the interpreter's lock held: no other thread gets further than to its next line of Python.
+
+    Threads that never run Python, as those of a loader in C++, go on.
+    """
+    read = ctypes.PyDLL(None, use_errno=True).read
+    byte = ctypes.create_string_buffer(1)
+    while (count := read(pipe, byte, ctypes.c_size_t(1))) != 1:
+        if count == 0 or ctypes.get_errno() != errno.EINTR:  # between two calls signals are handled
+            raise OSError(ctypes.get_errno(), "the conductor of two trials in turns cannot be heard")
+    return byte.raw
+
+
 def _wait_for_threads() -> None:
-    """Wait until no other thread of this process runs: those of OpenMP spin for a while before they sleep."""
-    own, until = str(threading.get_native_id()), time.monotonic() + _SPIN_SECONDS
-    while time.monotonic() < until and any(_runs(thread) for thread in _list_threads() if thread.name != own):
+    """Wait until no other thread of this process runs: those of OpenMP spin for a while before they sleep.
+
+    Threads of Python are not waited for: they have something to do.
+    """
+    python, until = {str(one.native_id) for one in threading.enumerate()}, time.monotonic() + _SPIN_SECONDS
+    while time.monotonic() < until and any(_runs(thread) for thread in _list_threads() if thread.name not in python):
         time.sleep(_SPIN_POLL_SECONDS)
 
 
