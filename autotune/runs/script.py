@@ -97,6 +97,7 @@ class ScriptTrial:
             on_step=self._take,
             turn=self._turn,
             now=time.perf_counter,
+            go_on=self._go_on,
             on_error=self._fail_step,
             inspects=inspects,
         )
@@ -179,6 +180,10 @@ class ScriptTrial:
         self._get_source().turn(is_training)
         if self._probe is not None and not is_training:
             self._probe.turn_aside()
+
+    def _go_on(self) -> None:
+        if os.getpid() == self._process and self.startup_seconds:
+            self._get_source().go_on()
 
     def _begin(self) -> None:
         self.startup_seconds = self.elapsed_seconds

@@ -128,14 +128,13 @@ class ScriptSource:
 
     def turn(self, is_training: bool) -> None:
         """Stop the clock while the script does something else than train, such as validating."""
-        clock = self._standing_clock()
-        self._hooks.timer.is_aside = not is_training
         if not is_training:
-            clock.pause()
+            self._standing_clock().pause()
+            self._hooks.timer.is_aside = True
             if self.timing is not None:
                 self.timing.enter(Phase.LOADING)
             return
-        clock.resume()
+        self.go_on()
         if self.timing is not None and self._hooks.steps == 0:
             # Of later steps it is not known when their batch was there.
             self.timing.enter(self.timing.phase)
@@ -144,6 +143,11 @@ class ScriptSource:
             # What a loader draws comes before a model is called.
             self._generators = read_generator(self.device)
 
+    def go_on(self) -> None:
+        """Let the clock go on where it stands."""
+        self._standing_clock().resume()
+        self._hooks.timer.is_aside = False
+
     def add_step(self, step: ScriptStep, loss: torch.Tensor) -> Step:
         """Take notice of a step that has ended; return it as a run takes it."""
         samples = max(1, step.samples)
@@ -151,8 +155,7 @@ class ScriptSource:
             moved = not torch.equal(self._generators, read_generator(self.device))
             self.draws_random = self.draws_random or moved
         if self.timing is not None:
-            self._standing_clock().resume()
-            self._hooks.timer.is_aside = False
+            self.go_on()
             waited = self._hooks.timer.seconds["data"]
             self.timing.record_step(loss, samples, data_wait_seconds=waited - self._waited_seconds)
             self._waited_seconds = waited

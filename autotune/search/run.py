@@ -232,10 +232,8 @@ def _search(
     fleet: Alone,
 ) -> Profile:
     def save(profile: Profile) -> None:
-        # What was proven stays until there is a new answer: a search that has just begun, or was cut, has none.
-        is_answer = profile.evidence.pairs > 0 or profile.evidence.stop_reason in ("budget", "exhausted", "bound")
         for path in (place.profile, out):
-            if is_answer or not _holds_proof(path, profile):
+            if _is_answer(profile) or not _holds_proof(path, profile):
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
@@ -269,6 +267,11 @@ def _remove_unfinished(root: Path, out: Path) -> None:
     for parent, folders, _ in os.walk(root):
         folders[:] = [name for name in folders if name != COMPILER_CACHE]
         remove_unfinished(Path(parent))
+
+
+def _is_answer(profile: Profile) -> bool:
+    """Return whether a search has come to something: until then what was proven before stays."""
+    return profile.verdict == "improved" or profile.evidence.stop_reason in ("budget", "exhausted", "bound")
 
 
 def _holds_proof(path: Path, profile: Profile) -> bool:

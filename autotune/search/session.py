@@ -260,25 +260,25 @@ def _explore_and_prove(
     """Explore and prove by turns until neither finds anything more to do; return why exploring ended."""
     explorer = _open_explorer(log, starter, study, turn, gate)
 
-    def prove(stop_reason: StopReason) -> None:
-        answer(stop_reason)
+    def prove() -> None:
+        answer("running")
         turn.prove(explorer.measure)
-        answer(stop_reason)
+        answer("running")
 
     stop_reason: StopReason = "running"
     leader = log.ranking.leader if log.judged else None
     if leader is not None and leader.score > log.problem.policy.least_gain and not gate.has_looked_at(leader.config):
         turn.look_at(leader.config)  # an earlier session was stopped before or while it did
     if log.finals is not None:  # of an earlier session: what it left open comes first
-        prove(stop_reason)
+        prove()
     while not starter.should_stop():
         before = (starter.number, len(log.attempted))
         stop_reason = explorer.run()
-        prove(stop_reason)
+        prove()
         if (starter.number, len(log.attempted)) == before:
             break
     if not starter.should_stop() and not turn.claim_more():
-        prove(stop_reason)
+        prove()
     return stop_reason
 
 

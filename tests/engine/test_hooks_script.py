@@ -69,9 +69,14 @@ class Hung:
             on_step=self.steps.append,
             turn=self.turns.append,
             now=lambda: 0.0,
+            go_on=self._go_on,
             on_error=lambda error: self.errors.append(str(error)),
             inspects=inspects,
         )
+
+    def _go_on(self) -> None:
+        if self.turns[-1:] == [False]:
+            self.turns.append(True)
 
     @property
     def roots(self) -> list[nn.Module]:
@@ -384,6 +389,23 @@ def test_an_evaluation_makes_no_root_and_is_told_apart() -> None:
         with torch.no_grad():
             model(x)  # samples for somebody else to learn from are a part of the training
         assert hung.turns == [False, True, False]
+
+
+def test_a_step_goes_on_after_a_look_at_its_accuracy() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(x).sum()
+        model.eval()
+        with torch.no_grad():
+            model(x)
+        model.train()
+        assert hung.turns == [True, False]
+        loss.backward()
+        assert hung.turns == [True, False, True]
+        model.eval()(x)
+        optimizer.step()
+        assert hung.turns == [True, False, True, False, True]
 
 
 def test_parts_that_are_called_one_by_one_are_all_roots() -> None:

@@ -9,7 +9,7 @@ from autotune.machine.hardware import read_software
 from autotune.records import Profile
 from autotune.records.objective import Objective
 from autotune.records.trial import DEVICE_VARIABLE
-from autotune.search.run import SearchOptions, _holds_proof, run_search
+from autotune.search.run import SearchOptions, _holds_proof, _is_answer, run_search
 from autotune.search.store.folder import find_search_folder
 from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.source.fingerprint import fingerprint_workload
@@ -27,6 +27,15 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
     begun.save(tmp_path / "best.json")
     assert not _holds_proof(tmp_path / "best.json", begun)
     assert not _holds_proof(tmp_path / "missing.json", begun)
+
+
+def test_what_was_proven_before_stays_until_a_search_has_come_to_something(tmp_path):
+    found = run_simulated(Machine(), tmp_path)
+    assert found.profile.verdict == "improved"
+    assert _is_answer(found.profile)
+    unproven = [one for one in found.saved if one.verdict != "improved"]
+    assert unproven  # before the proof, and while it was under way
+    assert not [one for one in unproven if _is_answer(one)]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class OptimizerHooks:
         prepare: Callable[[Optimizer], None],
         models: ModelHooks,
         on_error: Callable[[Exception], None],
+        go_on: Callable[[], None],
         *,
         inspects: bool = False,
     ) -> None:
@@ -48,12 +49,13 @@ class OptimizerHooks:
             prepare: sets the optimizer knob before the first step.
             models: that run backward.
             on_error: called when a backward pass raises.
+            go_on: called before each backward pass and step: what the script did aside in the midst of one is over.
             inspects: keep optimizers alive, to look at them when the script has ended.
         """
         self.recorder: StepRecorder | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._watch, self._timer, self._prepare = watch, timer, prepare
-        self._models, self._on_error = models, on_error
+        self._models, self._on_error, self._go_on = models, on_error, go_on
         self._known: list[weakref.ref[Optimizer]] = []
         self._inspected: list[Optimizer] | None = [] if inspects else None
         self._at_work: list[weakref.ref[Optimizer]] = []
@@ -98,6 +100,7 @@ class OptimizerHooks:
         self._at_work.append(weakref.ref(optimizer))
         if self.recorder is not None:
             self.recorder.before(optimizer, has_closure=len(args) > 1 or bool(kwargs.get("closure")))
+        self._go_on()
         self._timer.enter("optimizer")
         self._watch.optimizer_began()
 
@@ -136,6 +139,7 @@ class OptimizerHooks:
 
     def _watch_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._go_on()
             self._timer.enter("backward")
             try:
                 with self._models.unseen():  # recomputed activations are no new calls

@@ -77,6 +77,7 @@ class ScriptHooks:
         on_step: Callable[[ScriptStep], None],
         turn: Callable[[bool], None],
         now: Callable[[], float],
+        go_on: Callable[[], None] = lambda: None,
         on_error: Callable[[Exception], None] = lambda _error: None,
         inspects: bool = False,
     ) -> None:
@@ -87,6 +88,7 @@ class ScriptHooks:
             on_step: called after each step.
             turn: called with True whenever the script trains, with False when it turns to something else.
             now: reads the clock, in seconds.
+            go_on: called where it trains on within a step, whatever it did in between.
             on_error: called when a training call or a backward pass raises, before the script can catch it.
             inspects: count the operations of each model's first training call.
         """
@@ -112,7 +114,13 @@ class ScriptHooks:
             inspects=inspects,
         )
         self.optimizers = OptimizerHooks(
-            self.watch, self.timer, self._prepare_optimizer, self.models, on_error, inspects=inspects
+            self.watch,
+            self.timer,
+            self._prepare_optimizer,
+            self.models,
+            on_error,
+            go_on,
+            inspects=inspects,
         )
         self.sharing = SharingHooks(settings.config, settings.changed)
 

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,12 @@ class ScriptTraining:
             on_compile_failure=self._record_eager,
         )
         self._hooks = ScriptHooks(
-            settings, on_step=self._count, turn=self._turn, now=time.perf_counter, on_error=self._record_caught
+            settings,
+            on_step=self._count,
+            turn=self._turn,
+            now=time.perf_counter,
+            go_on=partial(self._turn, True),
+            on_error=self._record_caught,
         )
         self._stack.enter_context(self._hooks.installed())
 
