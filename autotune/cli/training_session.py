@@ -105,9 +105,9 @@ def make_callbacks(stop: StopFlag, view: TrainingView, log: TrainingLog | None) 
         view.plan(told, folder.plan)
 
     def start_anew(missing: Mapping[str, str], verified: Reverification | None) -> None:
+        stop.exit_if_set()  # what it has cut short is nothing to train on, and a new process would not know of it
         if missing and not is_second:
-            exchanged = describe_exchange(missing)
-            if exchanged is not None:
+            if (exchanged := describe_exchange(missing)) is not None:
                 view.warn(exchanged)
             view.close()
             relaunch(missing, verified)

@@ -21,7 +21,8 @@ class Part:
     Attributes:
         first: position of its first sample in the epoch's order.
         count: samples that count.
-        fillers: samples that are computed and do not count, where the rank has nothing else in this step.
+        fillers: samples that are computed and do not count, where the rank has none that do: what processes do
+            together, as gathering a shard, all of them have to.
     """
 
     first: int
@@ -30,7 +31,7 @@ class Part:
 
 
 def cut_step(step_first: int, step_count: int, config: TrainConfig, rank: int, world_size: int) -> list[Part]:
-    """Return the micro batches of one rank in one optimizer step, at least one.
+    """Return the micro batches of one rank in one optimizer step, at least one; all ranks have as many.
 
     Args:
         step_first: position of the step's first sample in the epoch's order.
@@ -43,6 +44,6 @@ def cut_step(step_first: int, step_count: int, config: TrainConfig, rank: int, w
     for first in range(0, step_count, together):
         count = min(together, step_count - first)
         low, high = (count * edge // world_size for edge in (rank, rank + 1))
-        if high > low:
-            parts.append(Part(step_first + first + low, high - low))
-    return parts or [Part(step_first, 0, fillers=1)]
+        is_idle = high == low
+        parts.append(Part(step_first + first, 0, fillers=1) if is_idle else Part(step_first + first + low, high - low))
+    return parts

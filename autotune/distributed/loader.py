@@ -23,6 +23,9 @@ class RankBatchSampler(EpochBatchSampler):
         self._step = whole.effective_batch_size
         self._accumulation = config.gradient_accumulation_steps
         self._parts: list[Part] = []
+        rest = self._used % (config.micro_batch_size * world_size)
+        self.has_idle_ranks = 0 < rest < world_size
+        """In an epoch's last step some rank, maybe another one, computes a sample that does not count."""
         for first in range(0, self._used, self._step):
             self._parts += cut_step(first, min(self._step, self._used - first), config, rank, world_size)
 
@@ -43,8 +46,3 @@ class RankBatchSampler(EpochBatchSampler):
         """Return the samples that other ranks take in the optimizer step that begins at one of the rank's batches."""
         first = position // self._accumulation * self._step
         return min(self._step, self._used - first) - own
-
-    @property
-    def has_fillers(self) -> bool:
-        """The rank has nothing to do in an epoch's last step, and computes a sample that does not count."""
-        return any(part.fillers for part in self._parts)

@@ -24,7 +24,7 @@ from autotune.distributed.world import Command, World
 from autotune.engine.compilation import compile_blocks
 from autotune.engine.dataloader import EpochBatchSampler, Order, build_loader, mix_seed
 from autotune.engine.determinism import make_reference
-from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything
+from autotune.engine.loop import SMALLEST_COUNT, Mark, StepOutcome, Training, seed_everything, weigh
 from autotune.engine.shards import local_part
 from autotune.engine.sharing import (
     find_blocks_to_shard,
@@ -128,7 +128,7 @@ class RankTraining(Training):
             worker_timeout_seconds=worker_timeout_seconds,
         )
         sampler = self.windows.sampler
-        has_fillers = isinstance(sampler, RankBatchSampler) and sampler.has_fillers
+        has_fillers = isinstance(sampler, RankBatchSampler) and sampler.has_idle_ranks
         require_shareable(self.model, loaded.label, world.size, has_fillers=has_fillers)
         if not self.is_sharded:
             if in_float64:
@@ -220,7 +220,7 @@ class RankTraining(Training):
                     # The first count is the leader's: what all relate to must be the same everywhere.
                     reference = world.first(weight.clamp(min=1.0)) if reference is None else reference
                     self._backward_together(loss * (weight / reference))
-                    sums += torch.stack([loss.detach().reshape(()) * weight, weight])
+                    sums += torch.stack([weigh(loss.detach().reshape(()), weight), weight])
             note("backward")
         sums = world.sum(sums)
         if reference is None:
@@ -314,7 +314,7 @@ def require_shareable(model: nn.Module, label: str, world_size: int, *, has_fill
         model: of the workload.
         label: of the workload.
         world_size: processes that train it.
-        has_fillers: in an epoch's last step not all of them have a sample.
+        has_fillers: in an epoch's last micro batch not all of them have a sample.
 
     Raises:
         UsageError: a layer does, so that several processes would learn something else.
@@ -330,7 +330,7 @@ def require_shareable(model: nn.Module, label: str, world_size: int, *, has_fill
         )
     if normed and has_fillers:
         raise UsageError(
-            f"{label}: the last step of an epoch has fewer samples than there are processes, and "
+            f"{label}: the last micro batch of an epoch has fewer samples than there are processes, and "
             "SyncBatchNorm needs one in each",
             hint="give the workload drop_last = True",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,13 +39,24 @@ def build_dataset(loaded: LoadedWorkload) -> Dataset[Any]:
         return loaded.workload.train_dataset()
 
 
-def fingerprint_data(
-    dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, sources: Sequence[str]
-) -> str | None:
-    """Return `SAMPLES:DIGEST`, e.g. `50000:0123456789ab`, the digest over six samples from the first to the last.
+@dataclass(frozen=True)
+class DataMark:
+    """What a data set is.
 
-    None for what has no such mark: an iterable data set, one whose samples are other ones each time, cannot be fetched
-    alone or take too long. It costs twelve fetches at most and leaves the global generators as they are.
+    Attributes:
+        fingerprint: `SAMPLES:DIGEST`, e.g. `50000:0123456789ab`, the digest over six samples from the first to the
+            last; None for what has no such mark: an iterable data set, one whose samples are other ones each time,
+            cannot be fetched alone or take too long.
+        repeats: a sample that is fetched twice, the global generators seeded alike, is the same; None where that is
+            not known.
+    """
+
+    fingerprint: str | None = None
+    repeats: bool | None = None
+
+
+def mark_data(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None, sources: Sequence[str]) -> DataMark:
+    """Return what a data set is; it costs twelve fetches at most and leaves the global generators as they are.
 
     Args:
         dataset: as `build_dataset` returns it.
@@ -52,15 +64,18 @@ def fingerprint_data(
         sources: global generators that samples or collation draw from, see `find_random_sources`.
     """
     if isinstance(dataset, IterableDataset):
-        return None
+        return DataMark()
     merge, deadline = collate or default_collate, time.monotonic() + _MOST_SECONDS
     try:
         with seeded(_SEED, GENERATORS):  # also those that the first samples did not draw from
             samples = len(dataset)  # type: ignore[arg-type]
             digests = [_digest_some(dataset, samples, merge, sources, deadline) for _ in range(2)]
     except Exception:  # a sample alone may be more than a data set has to bear; the training shows what is wrong
-        return None
-    return f"{samples}:{digests[0]}" if digests[0] is not None and digests[0] == digests[1] else None
+        return DataMark()
+    if None in digests:
+        return DataMark()
+    repeats = digests[0] == digests[1]
+    return DataMark(f"{samples}:{digests[0]}" if repeats else None, repeats)
 
 
 def _digest_some(

@@ -126,7 +126,7 @@ class StepRecorder:
             optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
         if arm.gradient is None:
             return
-        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
         self._noted[id(optimizer)] = RecordedStep(arm.gradient, pick(changes, arm.chosen), rates)
         arm.held, arm.before, arm.gradient = [], [], None
 

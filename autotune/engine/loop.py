@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
@@ -104,7 +105,7 @@ class Training:
         loaded.set_knobs(config)
         seed_everything(seed)
         self._loaded, self.config, self.device = loaded, config, device
-        self.model = self._place_model(_expect(loaded.workload.build_model(), nn.Module, loaded, "build_model"))
+        self.model = self._place_model(_build_model(loaded))
         apply_memory_format(self.model, config)
         self.averaged = _check_averaged(loaded.build_averaged_model(self.model), loaded)
         apply_activation_checkpointing(self.model, config)
@@ -188,7 +189,7 @@ class Training:
                 reference = _at_least(weight, 1.0) if reference is None else reference
                 self._backward(loss * (weight / reference))
                 weight_sum = weight_sum + weight
-                loss_sum = loss_sum + loss.detach() * weight
+                loss_sum = loss_sum + weigh(loss.detach(), weight)
             note("backward")
         if reference is None:
             return torch.as_tensor(loss_sum)
@@ -290,6 +291,23 @@ def _expect(value: Any, kind: type, loaded: LoadedWorkload, method: str) -> Any:
             hint=f"it must return a {kind.__module__}.{kind.__name__}",
         )
     return value
+
+
+def _build_model(loaded: LoadedWorkload) -> nn.Module:
+    model = _expect(loaded.workload.build_model(), nn.Module, loaded, "build_model")
+    if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        raise TargetError(
+            f"{loaded.label}: build_model returned layers without a size yet, as of nn.LazyLinear",
+            hint="call the model once in build_model, on a batch of zeros",
+        )
+    return model
+
+
+def weigh(loss: Tensor, weight: Tensor | float) -> Tensor:
+    """Return a mean loss times what it counts: nothing where nothing counts, and the mean may be 0 / 0."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight > 0, loss * weight, 0.0)
+    return loss * weight if weight > 0 else torch.zeros_like(loss)
 
 
 def _at_least(value: Tensor | float, least: float) -> Tensor | float:

@@ -45,7 +45,9 @@ from autotune.runs.source import Found, Run
 from autotune.targets.script import placeholder_names
 
 COMPILE_SECONDS = 150.0
-"""A first step that compiles and has not ended by then is given up."""
+"""First steps that compile and have not ended by then are given up, where nothing is known of how long they take."""
+
+_WATCHED_STEPS = 2
 
 _FLAG_STEPS = 4
 
@@ -200,8 +202,11 @@ class ScriptTrial:
     def _watch_compilation(self) -> None:
         if self.spec.config is None or self.spec.config.compile_mode == "off":
             return
-        text = f"compiling was not done after {COMPILE_SECONDS:.0f} s"
-        self._watchdog = threading.Timer(COMPILE_SECONDS, self.fail, [(TrialStatus.TIMED_OUT, "compile-timeout", text)])
+        seconds, pace = COMPILE_SECONDS, self.spec.limits.pace
+        if pace is not None:
+            seconds = max(seconds, pace.compile_seconds or 0.0) + _WATCHED_STEPS * pace.first_step_seconds
+        text = f"compiling was not done after {seconds:.0f} s"
+        self._watchdog = threading.Timer(seconds, self.fail, [(TrialStatus.TIMED_OUT, "compile-timeout", text)])
         self._watchdog.daemon = True
         self._watchdog.start()
 
@@ -210,7 +215,7 @@ class ScriptTrial:
             return  # a process that the script forked trains something of its own
         if not self.startup_seconds:
             self._begin()
-        if self.hooks.steps == 2 and self._watchdog is not None:
+        if self.hooks.steps == _WATCHED_STEPS and self._watchdog is not None:
             self._watchdog.cancel()
         self._check_step(step)
         total = replace(step, samples=step.samples * self._world_size)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autotune.distributed.place import Place
 from autotune.distributed.world import Command, World, joined_world
-from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
+from autotune.engine.data_fingerprint import build_dataset, mark_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.device import choose_device
 from autotune.errors import MachineError
@@ -44,6 +44,12 @@ from autotune.train.settings.choice import check_environment, find_missing_envir
 from autotune.train.settings.target import resolve_training_target
 
 __all__ = ["TrainingCallbacks", "TrainingOptions", "run_training"]
+
+
+_OWN_GENERATOR = (
+    "a sample fetched twice is another one, as of a data set that draws from a generator of its own: a resumed "
+    "training trains on others than an uninterrupted one; draw from the global generators instead"
+)
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,11 @@ def run_training(
 
     until = None if options.max_time_seconds is None else began + options.max_time_seconds
     try:
-        resolved = resolve_training_target(target, work)
-        loaded = load_workload(resolved.target.spec, folder=work)
-        sources, data = _look_at_data(loaded)
+        chosen = resolve_training_target(target, work).target
+        loaded = load_workload(chosen.spec, folder=work)
+        sources, data, notes = _look_at_data(loaded)
         deadline, told = Deadline(until, policy), replace(given, warn=warn)
-        request = RunRequest(work, loaded, resolved.target, options, told, sources, data, deadline, policy, place)
+        request = RunRequest(work, loaded, chosen, options, told, sources, data, deadline, policy, place, notes)
         end = _train(request, began)
         session = end.session
         if end.ending == "stopped":
@@ -183,12 +189,13 @@ def _joined(request: RunRequest, plan: RunPlan) -> Iterator[World | None]:
         world.tell(Command.END)
 
 
-def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None]:
-    """Return which global generators the samples draw from, and the data's fingerprint."""
+def _look_at_data(loaded: LoadedWorkload) -> tuple[tuple[str, ...], str | None, list[str]]:
+    """Return which global generators the samples draw from, the data's fingerprint, and what is to be told of it."""
     with blame_target(f"{loaded.label}: setting up"):
         dataset = build_dataset(loaded)
         sources = find_random_sources(dataset, loaded.collate)
-    return sources, fingerprint_data(dataset, loaded.collate, sources)
+    found = mark_data(dataset, loaded.collate, sources)
+    return sources, found.fingerprint, [_OWN_GENERATOR] if found.repeats is False else []
 
 
 def _summarize(end: _End, warnings: list[str], elapsed_seconds: float) -> TrainingSummary:

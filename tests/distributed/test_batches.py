@@ -60,14 +60,17 @@ def test_a_step_is_cut_without_gap_or_overlap(count: int, size: int) -> None:
     config = make_config(2, 12 // size // 2)
     together = 2 * size
     taken: list[int] = []
+    lengths: set[int] = set()
     for rank in range(size):
         parts = cut_step(100, min(count, config.effective_batch_size * size), config, rank, size)
         assert parts
+        lengths.add(len(parts))
         assert all(part.count <= 2 for part in parts)
         assert all((part.count == 0) == (part.fillers == 1) for part in parts)
         # What the ranks take at the same time is within one micro batch of one process.
         assert len({(part.first - 100) // together for part in parts}) == len(parts)
         taken += [part.first + index for part in parts for index in range(part.count)]
+    assert len(lengths) == 1  # what they do together, as gathering a shard, all of them do
     assert sorted(taken) == [100 + index for index in range(min(count, config.effective_batch_size * size))]
 
 
@@ -114,7 +117,7 @@ def test_who_has_nothing_to_do_in_a_step_is_known() -> None:
         order = Order(seed=1, shuffle=True, drop_last=False)
         return RankBatchSampler(samples, make_config(6, 1), order, with_epoch=False, rank=rank, world_size=2)
 
-    assert make(0, 37).has_fillers  # the leader, who looks for it
-    assert not make(1, 37).has_fillers
-    assert not make(0, 38).has_fillers
+    assert make(0, 37).has_idle_ranks
+    assert make(1, 37).has_idle_ranks  # also where it is the other one
+    assert not make(0, 38).has_idle_ranks
     assert len(list(make(0, 37))[-1]) == 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
+from autotune.engine.data_fingerprint import build_dataset, mark_data
 from autotune.engine.dataloader import find_random_sources, moved_generators, read_generators
 from autotune.targets.workload import LoadedWorkload, check_workload
 
@@ -42,7 +42,7 @@ def augmented(index: int) -> Tensor:
 
 
 def fingerprint(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> str | None:
-    return fingerprint_data(dataset, collate, find_random_sources(dataset, collate))
+    return mark_data(dataset, collate, find_random_sources(dataset, collate)).fingerprint
 
 
 def test_it_tells_the_number_of_samples_and_some_digits() -> None:
@@ -111,31 +111,31 @@ def test_every_number_can_be_told(value: complex) -> None:
 def test_it_costs_twelve_fetches_and_moves_no_generator() -> None:
     dataset = Listed(augmented)
     before = read_generators()
-    assert fingerprint_data(dataset, None, ("torch", "numpy", "random")) is not None
+    assert mark_data(dataset, None, ("torch", "numpy", "random")).fingerprint is not None
     assert dataset.fetched == [0, 20, 40, 60, 80, 100] * 2
     assert moved_generators(before, read_generators()) == ()
 
 
 def test_sources_that_were_not_found_change_nothing_of_that() -> None:
     before = read_generators()
-    found = fingerprint_data(Listed(augmented), None, ())
+    found = mark_data(Listed(augmented), None, ()).fingerprint
     assert moved_generators(before, read_generators()) == ()
     torch.randn(3), np.random.standard_normal(5), random.random()
     assert found is not None
-    assert fingerprint_data(Listed(augmented), None, ()) == found
+    assert mark_data(Listed(augmented), None, ()).fingerprint == found
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5])
 def test_a_short_data_set_is_told_too(samples: int) -> None:
     dataset = Listed(plain, samples)
-    assert (fingerprint_data(dataset, None, ()) or "").startswith(f"{samples}:")
+    assert (mark_data(dataset, None, ()).fingerprint or "").startswith(f"{samples}:")
     assert len(dataset.fetched) == 2 * samples
 
 
 def test_what_can_only_be_merged_by_the_users_own_function_is_told() -> None:
     ragged = Listed(lambda index: torch.ones(1 + index % 3))
-    assert fingerprint_data(ragged, None, ()) is None
-    assert fingerprint_data(ragged, lambda samples: torch.nn.utils.rnn.pad_sequence(samples), ()) is not None
+    assert mark_data(ragged, None, ()).fingerprint is None
+    assert mark_data(ragged, lambda samples: torch.nn.utils.rnn.pad_sequence(samples), ()).fingerprint is not None
 
 
 class Stream(IterableDataset[int]):
@@ -167,14 +167,14 @@ def broken(index: int) -> Any:
     ids=["stream", "broken", "empty", "unsteady", "odd"],
 )
 def test_what_has_no_mark_has_none_and_raises_nothing(dataset: Dataset[Any]) -> None:
-    assert fingerprint_data(dataset, None, ()) is None
+    assert mark_data(dataset, None, ()).fingerprint is None
 
 
 def test_samples_that_take_too_long_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr("autotune.engine.data_fingerprint.time.monotonic", lambda: float(next(seconds)))
     dataset = Listed(plain)
-    assert fingerprint_data(dataset, None, ()) is None
+    assert mark_data(dataset, None, ()).fingerprint is None
     assert len(dataset.fetched) <= 6
 
 

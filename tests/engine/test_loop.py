@@ -129,6 +129,20 @@ def test_a_first_micro_batch_that_counts_nothing_does_no_harm(form: str) -> None
 
 
 @pytest.mark.parametrize("form", ["float", "tensor"])
+def test_the_mean_of_nothing_is_no_part_of_the_loss(form: str) -> None:
+    class Unlabelled(Ragged):
+        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+            loss, tokens = super().compute_loss(model, batch)
+            return (loss if tokens else loss * torch.nan), tokens  # as a cross-entropy that ignores all of its targets
+
+    config = TrainConfig(micro_batch_size=2, gradient_accumulation_steps=11)
+    counts = [*RAGGED[:20], 0, 0]
+    assert float(build(Unlabelled(counts, FORMS[form]), config).step().loss) == pytest.approx(
+        float(build(Ragged(counts, FORMS[form]), config).step().loss)
+    )
+
+
+@pytest.mark.parametrize("form", ["float", "tensor"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_step_that_counts_nothing_at_all_leaves_the_weights_alone(form: str, steps: int) -> None:
     training = build(Ragged([0] * 6, FORMS[form]), TrainConfig(micro_batch_size=2, gradient_accumulation_steps=steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -39,6 +40,15 @@ class OutOfMemory(Quiet):
             loss.backward()  # half of the gradients are there when it happens
             raise self.error(self.text)
         return loss
+
+
+class OutOfMemoryOverPairs(OutOfMemory):
+    """Its loss is over the pairs in a batch as well: with smaller batches it is another one."""
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().compute_loss(model, batch)
+        found = model(batch[0])
+        return loss + (found - found.T).square().mean()
 
 
 class OutOfHostMemory(OutOfMemory):
@@ -141,6 +151,37 @@ class DyingWorkers(Quiet):
         return _KillsItsWorker()
 
 
+class _Truncated(Augmented):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 20:
+            raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+        return super().__getitem__(index)
+
+
+class TruncatedFile(Quiet):
+    def train_dataset(self) -> Dataset[Any]:
+        return _Truncated()
+
+
+class OwnGenerator(Augmented):
+    def __init__(self) -> None:
+        self.generator = random.Random(0)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        return x + self.generator.random(), y
+
+
+class DrawsByItself(Quiet):
+    def train_dataset(self) -> Dataset[Any]:
+        return OwnGenerator()
+
+
+class Lazy(Quiet):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1))
+
+
 class EvaluatesTooMuch(Quiet):
     """Its evaluation has memory for three samples at once."""
 
@@ -198,6 +239,10 @@ class NeedsGradients(Quiet):
 
 quiet = Quiet()
 out_of_memory = OutOfMemory()
+out_of_memory_over_pairs = OutOfMemoryOverPairs()
+truncated_file = TruncatedFile()
+draws_by_itself = DrawsByItself()
+lazy = Lazy()
 out_of_host_memory = OutOfHostMemory()
 half_updated = HalfUpdated()
 does_not_compile = DoesNotCompile()

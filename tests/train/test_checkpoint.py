@@ -10,6 +10,7 @@ import pickle
 import shutil
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,6 +254,47 @@ def test_a_state_that_could_not_be_loaded_is_refused_before_anything_is_trained(
     with pytest.raises(TargetError, match="state of the scheduler cannot be loaded as data") as caught:
         require_loadable(make_training(UnloadableSchedule()))
     assert "numbers" in caught.value.hint
+
+
+class KeepsADeque(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("history", deque(maxlen=5)).append(1.0)
+        return super().step(closure)
+
+
+class UnloadableMoments(Noisy):
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return KeepsADeque(model.parameters(), lr=0.1)
+
+
+def test_a_state_that_the_first_step_makes_is_looked_at_too(tmp_path: Path) -> None:
+    training = make_training(UnloadableMoments())
+    require_loadable(training)
+    training.step()
+    with pytest.raises(TargetError, match="state of the optimizer cannot be loaded as data"):
+        require_loadable(training)
+
+
+class Versioned(nn.Linear):
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = 10.0 * state[f"{prefix}weight"]
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+class VersionedModel(Noisy):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(Versioned(6, 1))
+
+
+def test_a_module_is_told_the_version_that_its_state_is_of(tmp_path: Path) -> None:
+    training = make_training(VersionedModel())
+    save(tmp_path, 1, training)
+    load_checkpoint(tmp_path, other := make_training(VersionedModel()))
+    assert torch.equal(*(one.model.state_dict()["0.weight"] for one in (training, other)))
 
 
 def test_the_best_one_outlives_the_others_at_no_cost(tmp_path: Path) -> None:

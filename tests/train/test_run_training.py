@@ -365,6 +365,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_as_it_did(workplace
     workplace.train(epochs=2, out="straight")
     workplace.train(epochs=2, out="run")
     shutil.rmtree(workplace.folder / "run" / "checkpoints")
+    (workplace.folder / "run" / "summary.json").unlink()  # it was killed
     workplace.train(out="run", resume=True)
     assert_same_end(workplace.folder / "straight", workplace.folder / "run")
     assert_each_step_once(workplace.folder / "run")

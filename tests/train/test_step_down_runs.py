@@ -13,7 +13,7 @@ from train_world import Workplace, make_profile, read_metrics, read_state
 
 from autotune.drift.guard.check_schedule import CheckPace
 from autotune.drift.guard.guard import DriftGuard
-from autotune.errors import TargetError
+from autotune.errors import CheckpointError, TargetError
 from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
@@ -80,6 +80,13 @@ def test_out_of_memory_splits_the_batch_from_the_last_consistent_state(faulty: W
     # The effective batch, the order and the schedule are the same: what differs is rounding.
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") < 1e-5
     assert summary.samples == 4 * 44
+
+
+def test_a_batch_is_not_split_where_smaller_ones_learn_something_else(faulty: Workplace) -> None:
+    with pytest.raises(TargetError, match="a smaller micro batch would be another training") as caught:
+        train(faulty, "out_of_memory_over_pairs")
+    assert "activation checkpointing" in caught.value.hint
+    assert read_record(faulty.folder / "run" / "run.json", RunPlan).step_downs == ()
 
 
 def test_an_allocator_that_gives_memory_back_again_and_again_is_out_of_memory(
@@ -165,6 +172,45 @@ def test_workers_that_fail_twice_are_given_up(faulty: Workplace, toy: str, cause
     assert [(one.cause, one.action) for one in summary.step_downs] == [(cause, "again"), (cause, "no-workers")]
     assert summary.step_downs[-1].config.num_workers == 0
     assert weights_differ(faulty.folder / "straight", faulty.folder / "run") == 0.0
+
+
+def test_a_damaged_file_is_no_dead_worker(faulty: Workplace) -> None:
+    with pytest.raises(TargetError, match="Compressed file ended"):
+        train(faulty, "truncated_file", BASELINE.replace(num_workers=1), epochs=1)
+    plan = read_record(faulty.folder / "run" / "run.json", RunPlan)
+    assert not [one for one in plan.step_downs if one.cause != "user-error" or one.action == "no-workers"]
+
+
+def test_samples_that_cannot_be_drawn_again_are_told_of(faulty: Workplace) -> None:
+    train(faulty, "draws_by_itself", epochs=1)
+    assert any("a sample fetched twice is another one" in text for text in faulty.said)
+    faulty.said.clear()
+    train(faulty, "quiet", epochs=1, out="other")
+    assert not any("fetched twice" in text for text in faulty.said)
+
+
+def test_layers_without_a_size_are_refused(faulty: Workplace) -> None:
+    with pytest.raises(TargetError, match="layers without a size yet") as caught:
+        train(faulty, "lazy", epochs=1)
+    assert "call the model once" in caught.value.hint
+
+
+def test_a_run_that_was_moved_keeps_its_best_one(faulty: Workplace) -> None:
+    best = train(faulty, "quiet", epochs=2).best
+    assert best is not None
+    (faulty.folder / "run").rename(faulty.folder / "moved")
+    after = train(faulty, "quiet", epochs=3, out="moved", resume=True).best
+    assert after is not None
+    assert after.value <= best.value
+    assert Path(after.checkpoint).parent == faulty.folder / "moved" / "checkpoints"
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(faulty: Workplace) -> None:
+    train(faulty, "quiet", epochs=1)
+    shutil.rmtree(faulty.folder / "run" / "checkpoints")
+    with pytest.raises(CheckpointError, match="the run ended with one at step 6"):
+        train(faulty, "quiet", epochs=2, resume=True)
+    assert read_metrics(faulty.folder / "run")
 
 
 def test_an_evaluation_that_is_too_large_is_made_smaller(faulty: Workplace) -> None:

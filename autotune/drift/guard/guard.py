@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
+from autotune.distributed.training import RankTraining
 from autotune.drift.compare.gradients import LAYER_BIAS_FAILS, NOISE_FAILS
 from autotune.drift.guard.check_schedule import CheckPace, LookSchedule
 from autotune.drift.guard.gradient_watch import GradientWatch, Seen
@@ -244,6 +246,9 @@ class DriftGuard:
         if self._training.is_sharded:
             self._off = "each process has a shard of the model, and they are not asked to look aside together"
             return
+        if isinstance(self._training, RankTraining) and _shares_statistics(self._training.model):
+            self._off = "SyncBatchNorm takes its statistics from all processes, and one alone looks aside"
+            return
         if any(_differ(found) for found in accepted):
             self._off = "the search accepted gradients that differ by more than is allowed here, by its trainings"
             return
@@ -289,6 +294,10 @@ class DriftGuard:
                 f"only the loss shows what {', '.join(map(name_setting, left))} may do: it cannot be switched in place"
             )
         return "; ".join(reasons)
+
+
+def _shares_statistics(model: nn.Module) -> bool:
+    return any(isinstance(one, nn.SyncBatchNorm) for one in model.modules())
 
 
 def _differ(found: GradientEquivalence) -> bool:

@@ -114,13 +114,7 @@ class ScriptHooks:
             inspects=inspects,
         )
         self.optimizers = OptimizerHooks(
-            self.watch,
-            self.timer,
-            self._prepare_optimizer,
-            self.models,
-            on_error,
-            go_on,
-            inspects=inspects,
+            self.watch, self.timer, self._prepare_optimizer, self.models, on_error, go_on, inspects=inspects
         )
         self.sharing = SharingHooks(settings.config, settings.changed)
 

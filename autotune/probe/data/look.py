@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from autotune.engine.data_fingerprint import fingerprint_data
+from autotune.engine.data_fingerprint import mark_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.machine.disk import opened_files
 from autotune.probe.data.cpu_share import CpuShare
@@ -77,7 +77,7 @@ def look_at_data(
         iterable=iterable,
         hot_call="" if hot is None else hot.name,
         hot_call_fraction=None if hot is None else hot.fraction,
-        fingerprint=fingerprint_data(dataset, collate, sources) if fingerprints else None,
+        fingerprint=mark_data(dataset, collate, sources).fingerprint if fingerprints else None,
     )
     return Samples(facts, fetched, list(files))
 

@@ -25,6 +25,7 @@ from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.checkpoint import Checkpoints
 from autotune.train.loop.meters import Meters
 from autotune.train.loop.user_code import blame_target
+from autotune.train.loop.worker_deaths import is_lost_worker
 from autotune.train.recovery.steps_down import MEMORY_CAUSES, WORKER_CAUSES
 from autotune.train.report import StopNow
 
@@ -167,6 +168,6 @@ class Evaluations:
 
 
 def _find_cause(error: TargetError) -> Cause:
-    if isinstance(error.__cause__, ConnectionError | EOFError):
-        return WORKER_CAUSES[0]  # a worker's end, found at its pipe
+    if is_lost_worker(error.__cause__):
+        return WORKER_CAUSES[0]
     return explain_exception(error.__cause__ or error)[1]

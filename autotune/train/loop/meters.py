@@ -63,10 +63,14 @@ class Meters:
                 setattr(self, field.name, noted[field.name])
         self.best = None if noted.get("best") is None else Best(**noted["best"])
 
-    def forget_lost_best(self) -> None:
-        """Forget a best evaluation whose checkpoint is gone, as after a roll back beyond the one that replaced it."""
-        if self.best is not None and not Path(self.best.checkpoint).is_dir():
-            self.best = None
+    def find_best(self, checkpoints: Path) -> None:
+        """Look the best evaluation's checkpoint up in the run's folder, which may have been moved.
+
+        It is forgotten where it is gone, as after a roll back beyond the one that replaced it.
+        """
+        if self.best is not None:
+            here = checkpoints / Path(self.best.checkpoint).name
+            self.best = self.best.replace(checkpoint=str(here)) if here.is_dir() else None
 
     def record_checkpoint(self, seconds: float) -> None:
         """Count a checkpoint."""

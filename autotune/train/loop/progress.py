@@ -159,5 +159,6 @@ class Watch:
 
 
 def read_learning_rate(training: Training) -> float:
-    """Return the learning rate of the first parameter group."""
-    return float(training.optimizer.param_groups[0]["lr"])
+    """Return the learning rate of the first parameter group; NaN for an optimizer that chooses it by itself."""
+    rate = training.optimizer.param_groups[0].get("lr")
+    return math.nan if rate is None else float(rate)

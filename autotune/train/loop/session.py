@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from autotune.drift.guard.guard import DriftGuard
 from autotune.engine.activation_checkpointing import can_checkpoint
 from autotune.engine.device import release_cached
 from autotune.engine.loop import Training, backend_settings
-from autotune.errors import TargetError
+from autotune.errors import CheckpointError, TargetError
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan
@@ -39,7 +39,9 @@ from autotune.train.loop.training_loop import Ending, RunLoop
 from autotune.train.loop.user_code import blame_target
 from autotune.train.options import TrainingCallbacks, TrainingOptions
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.ranks.sameness import is_same_split
 from autotune.train.recovery.steps_down import (
+    AdjustableKnobs,
     Choice,
     Fault,
     FaultFound,
@@ -59,11 +61,13 @@ class StretchEnd:
         ending: finished or stopped; None after a fault.
         fault: what went wrong; None when nothing did.
         choice: what is done about it.
+        knobs: that could be changed for it.
     """
 
     ending: Ending | None = None
     fault: Fault | None = None
     choice: Choice | None = None
+    knobs: AdjustableKnobs | None = None
 
 
 @dataclass
@@ -84,6 +88,7 @@ class Session:
         progress: where the run stands.
         meters: what it counts.
         guard: what the drift guard looked at; None before there was one.
+        may_split: a batch learns the same in smaller micro batches; None where that is not known.
     """
 
     loaded: LoadedWorkload
@@ -99,6 +104,7 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     meters: Meters = field(default_factory=Meters)
     guard: GuardSummary | None = None
+    may_split: bool | None = None
     loss: float | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     epoch: int = 0
@@ -119,14 +125,16 @@ class Session:
             policy=self.policy,
         )
         resumes = self.options.resume
+        self._check_split_of_parent()
         while True:
             end = self._run_stretch(resumes=resumes)
             if end.ending is not None:
                 return end.ending
             assert end.fault is not None
             assert end.choice is not None
+            assert end.knobs is not None
             self._free_memory()
-            resumes = self._step_down(end.fault, end.choice)
+            resumes = self._step_down(end.fault, self._keep_sameness(end.fault, end.choice, end.knobs))
             if end.fault.cause == "device-error" or self.world is not None:
                 raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --run-dir {self.folder.path}")
 
@@ -162,11 +170,59 @@ class Session:
             except (FaultFound, TargetError) as error:
                 fault = self._find_fault(error)
                 can_recompute = training is not None and can_checkpoint(training.model)
-                knobs = workload_knobs(can_recompute=can_recompute)
+                knobs = replace(workload_knobs(can_recompute=can_recompute), batches=self.may_split is not False)
                 choice = choose_step_down(fault, self.plan, knobs, policy=self.policy)
                 if choice is None:
                     raise self._give_up(error) from error.__cause__
-                return StretchEnd(fault=fault, choice=choice)
+                return StretchEnd(fault=fault, choice=choice, knobs=knobs)
+
+    def _check_split_of_parent(self) -> None:
+        """Take back a smaller micro batch that would be another training: the parent of this process cannot tell."""
+        plan = self.plan
+        last = plan.step_downs[-1] if plan.step_downs else None
+        if last is None or last.action != "fewer-samples" or last.cause != "oom-killed":
+            return
+        knobs = workload_knobs(can_recompute=can_checkpoint(self.loaded.workload.build_model()))
+        before = plan.replace(step_downs=plan.step_downs[:-1])
+        fault, choice = Fault(last.cause, last.detail, last.step), Choice(last.action, last.config)
+        kept = self._keep_sameness(fault, choice, knobs, plan=before)
+        if kept != choice:
+            self.folder.write_plan(before)
+            self._step_down(fault, kept)
+
+    def _keep_sameness(
+        self, fault: Fault, choice: Choice, knobs: AdjustableKnobs, *, plan: RunPlan | None = None
+    ) -> Choice:
+        """Return what is done about a fault: what was chosen, or the next where smaller micro batches learn otherwise.
+
+        Args:
+            fault: what went wrong.
+            choice: what was chosen.
+            knobs: that could be changed.
+            plan: without that choice; None for the run's.
+
+        Raises:
+            TargetError: nothing else helps.
+        """
+        if choice.action != "fewer-samples":
+            return choice
+        if self.may_split is None:
+            size = 1 if self.world is None else self.world.size
+            self.may_split = is_same_split(
+                self.loaded, choice.config, self.device, world_size=size, sources=self.random_sources
+            )
+        if self.may_split is None:
+            self.callbacks.warn("whether smaller micro batches learn the same could not be found out")
+        if self.may_split is not False:
+            return choice
+        other = choose_step_down(fault, plan or self.plan, replace(knobs, batches=False), policy=self.policy)
+        if other is None:
+            raise TargetError(
+                f"{fault.detail}; a smaller micro batch would be another training: the gradient of a batch is not that "
+                "of its parts, as with BatchNorm and losses over pairs in it",
+                hint="free memory, take activation checkpointing, or choose a smaller batch yourself in a new run",
+            )
+        return other
 
     def _build_training(self, config: TrainConfig) -> Training:
         more: dict[str, Any] = {
@@ -181,7 +237,9 @@ class Session:
     def _restore(self, training: Training, *, resumes: bool) -> Restored:
         require_loadable(training)
         if not resumes or not self.checkpoints.exist():
-            return Restored(Progress(), {})  # a run that ended before its first checkpoint begins as it did
+            if resumes:
+                self._require_no_checkpoint_before()
+            return Restored(Progress(), {})
         restored = self.checkpoints.load(training)
         if self.world is not None:
             self.world.tell(Command.LOAD)
@@ -194,11 +252,26 @@ class Session:
             )
         return restored
 
+    def _require_no_checkpoint_before(self) -> None:
+        """Make sure that a run without a checkpoint has had none, but one that was taken back: it begins as it did.
+
+        Raises:
+            CheckpointError: it ended with one.
+        """
+        summary = self.folder.read_summary()
+        was_taken_back = any(self.folder.checkpoints.glob("suspect-*"))
+        if summary is not None and summary.checkpoint and not was_taken_back:
+            raise CheckpointError(
+                f"{self.folder.checkpoints} has no checkpoint, and the run ended with one at step {summary.steps:,}",
+                hint="put it back, or train without --resume, into a new --run-dir",
+            )
+        self.callbacks.warn("the run has no checkpoint to go on from: it begins as it did")
+
     def _prepare(self, training: Training, restored: Restored) -> RunLoop:
         plan, callbacks = self.plan, self.callbacks
         self.progress, self.meters = restored.progress, Meters()
         self.meters.restore(restored.notes.get("meters") or {})
-        self.meters.forget_lost_best()
+        self.meters.find_best(self.folder.checkpoints)
         callbacks.begins(self.progress.step)
         guard = self._build_guard(training)
         is_same = restored.notes.get("config") == plan.current_config.model_dump(mode="json")

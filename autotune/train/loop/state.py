@@ -178,7 +178,10 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (dict, OrderedDict):
-        return type(value)((_to_plain(key), _to_plain(part)) for key, part in value.items())
+        plain = type(value)((_to_plain(key), _to_plain(part)) for key, part in value.items())
+        if hasattr(value, "_metadata"):  # versions of the modules: without them a module takes its state for an old one
+            plain._metadata = value._metadata
+        return plain
     if type(value) in (list, tuple):
         return type(value)(_to_plain(part) for part in value)
     return value

@@ -8,6 +8,7 @@ Losses stay on the device between two checks, so the loop waits for the device o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -30,9 +31,9 @@ from autotune.train.loop.health_checks import HealthChecks
 from autotune.train.loop.meters import Meters
 from autotune.train.loop.metrics import MetricsFile, cut_metrics
 from autotune.train.loop.progress import Watch, read_learning_rate
-from autotune.train.loop.state import Progress, find_non_finite
+from autotune.train.loop.state import Progress, find_non_finite, require_loadable
 from autotune.train.loop.user_code import blame_target
-from autotune.train.loop.worker_deaths import deferred_worker_deaths
+from autotune.train.loop.worker_deaths import deferred_worker_deaths, is_lost_worker
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.recovery.steps_down import WORKER_CAUSES, Fault, FaultFound
 from autotune.train.report import Log, StopNow
@@ -117,6 +118,8 @@ class RunLoop:
                 self.save()
                 return "stopped"
             self._note_step(outcome)
+            if self.progress.step == first_step:
+                require_loadable(self.training)  # of what optimizers keep nothing is there before
             stopping = self.should_stop() or self._is_out_of_time()
             if self.progress.step % self.policy.log_steps and not (outcome.ends_epoch or stopping or self._is_done()):
                 if self.progress.step == first_step:  # it also compiles, and starts the workers
@@ -201,8 +204,8 @@ class RunLoop:
             return outcome
         except TargetError as error:
             _, cause, detail = explain_exception(error.__cause__ or error)
-            if isinstance(error.__cause__, ConnectionError | EOFError) and self.training.config.num_workers:
-                cause = "dataloader-worker-died"  # found by its end of a pipe, before the loader has looked for it
+            if is_lost_worker(error.__cause__) and self.training.config.num_workers:
+                cause = "dataloader-worker-died"
             # Once there is a batch, weights and generators may have moved, and the step cannot be taken back.
             if is_fetched or cause not in WORKER_CAUSES:
                 raise
@@ -239,7 +242,7 @@ class RunLoop:
                 "epoch": self.training.windows.epoch,
                 "samples": self.progress.samples,
                 "loss": self.loss,
-                "learning_rate": rate,
+                "learning_rate": None if math.isnan(rate) else rate,
                 "samples_per_second": round(pace.samples_per_second, 3),
                 "data_wait_fraction": round(pace.data_wait_fraction, 4),
             }

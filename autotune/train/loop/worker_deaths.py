@@ -13,6 +13,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def is_lost_worker(error: BaseException | None) -> bool:
+    """Return whether an error is a worker's end, found at its pipe before the loader has looked for it.
+
+    What a dataset raises in a worker comes with the worker's own traceback (`torch._utils.ExceptionWrapper`).
+    """
+    return isinstance(error, ConnectionError | EOFError) and "Original Traceback" not in str(error)
+
+
 @contextmanager
 def deferred_worker_deaths() -> Iterator[Callable[[], None]]:
     """Keep PyTorch's handler away; yields a function to call after batches were fetched, when it may be back.

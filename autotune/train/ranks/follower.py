@@ -14,7 +14,7 @@ from autotune.distributed.place import Place
 from autotune.distributed.shards import write_own_shards
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, joined_world
-from autotune.engine.data_fingerprint import build_dataset, fingerprint_data
+from autotune.engine.data_fingerprint import build_dataset, mark_data
 from autotune.engine.dataloader import find_random_sources
 from autotune.engine.loop import backend_settings
 from autotune.errors import UsageError
@@ -81,7 +81,7 @@ def _train(place: Place, target: str | None, options: TrainingOptions, relaunch:
     with blame_target(f"{loaded.label}: setting up"):
         dataset = build_dataset(loaded)
         sources = find_random_sources(dataset, loaded.collate)
-        data = fingerprint_data(dataset, loaded.collate, sources) if place.nodes > 1 else None
+        data = mark_data(dataset, loaded.collate, sources).fingerprint if place.nodes > 1 else None
     plan = place.await_plan()
     if place.nodes > 1:
         _require_same_target(

@@ -1,9 +1,10 @@
-"""Do several processes learn what one would? What a split of the batch would change is found before a run is opened."""
+"""Is the gradient of a batch that of its parts? Asked before it is shared out over processes, or cut smaller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from autotune.distributed.training import require_shards, require_shareable
@@ -11,10 +12,12 @@ from autotune.engine.device import choose_device
 from autotune.engine.sharing import is_sharded
 from autotune.errors import UsageError
 from autotune.format import format_percent
+from autotune.isolation.causes import explain_exception
 from autotune.probe.additivity import measure_additivity
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.user_code import blame_target
+from autotune.train.recovery.steps_down import MEMORY_CAUSES
 
 
 def require_same_learning(
@@ -62,3 +65,28 @@ def require_same_learning(
             hint="return (mean loss, count) where the loss is no mean over samples; BatchNorm and losses over pairs "
             "within a batch need one process",
         )
+
+
+def is_same_split(
+    loaded: LoadedWorkload, config: TrainConfig, device: torch.device, *, world_size: int, sources: tuple[str, ...]
+) -> bool | None:
+    """Return whether a batch learns the same in smaller micro batches; None where that could not be found out.
+
+    Args:
+        loaded: the workload.
+        config: settings of each process, with the smaller micro batch.
+        device: where to compute; what does not fit it is computed in smaller parts still.
+        world_size: processes that train together: then it was asked before whether it may be shared out.
+        sources: global generators that the samples draw from.
+    """
+    if world_size > 1:
+        return not any(isinstance(one, nn.SyncBatchNorm) for one in loaded.workload.build_model().modules())
+    while True:
+        try:
+            found = measure_additivity(loaded, config, device, seed=0, random_sources=sources, windows=1)
+        except Exception as error:  # whatever it is, the training itself will meet it too
+            if explain_exception(error)[1] not in MEMORY_CAUSES or config.micro_batch_size == 1:
+                return None
+            config = config.replace(micro_batch_size=max(1, config.micro_batch_size // 2))
+            continue
+        return None if found is None else found.holds

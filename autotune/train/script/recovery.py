@@ -36,6 +36,7 @@ from autotune.train.script.run import ScriptRun
 
 NO_GUARD = "not watched for drift: the gradients of a script cannot be computed a second time to compare them"
 
+_SMALLER_BATCHES = "; what looks at a whole batch, as BatchNorm or a loss over pairs, sees fewer samples then"
 _COUNTED_AGAIN = "it was started more than once: steps that it took again were counted again"
 _OWN_CAUSES = ("crash-exit", "user-error")
 _LONGEST_DETAIL = 300
@@ -182,6 +183,7 @@ class ScriptRecovery:
         if path is None:
             self.say(f"{said}. No setting of autotune's is known to help.")
             return
+        said += _SMALLER_BATCHES if choice is not None and choice.action == "fewer-samples" else ""
         self.say(f"{said}. To start it again with {changes}: {_show_command(self.run, path)}")
 
     def conclude(self, ended: Ended, elapsed_seconds: float) -> TrainingSummary:
@@ -224,7 +226,8 @@ class ScriptRecovery:
 
     def _restart(self, fault: Fault, choice: Choice, how: str) -> Decision:
         changes = describe_exchanges(self.folder.plan.current_config, choice.config)
-        return Decision(choice, f"{_describe_fault(fault)}; {how} {f'with {changes}' if changes else 'as it was'}")
+        told = f"{_describe_fault(fault)}; {how} {f'with {changes}' if changes else 'as it was'}"
+        return Decision(choice, f"{told}{_SMALLER_BATCHES if choice.action == 'fewer-samples' else ''}")
 
     def _write_next(self, config: TrainConfig, note: str) -> Path | None:
         """Write a profile to go on with, and return where it is; None where it cannot be written."""

@@ -98,7 +98,7 @@ def choose_settings(
         loaded: the workload.
         profile: whose settings to use; None without one.
         preset: whose settings to use, by name; None without one.
-        data_fingerprint: of its data set, see `fingerprint_data`.
+        data_fingerprint: of its data set, see `mark_data`.
         find_facts: see there.
         note: told what the user should know, one sentence at a time.
 
