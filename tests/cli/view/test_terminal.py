@@ -5,25 +5,27 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from autotune.cli.view.terminal import print_json, print_plain
 
 
-@pytest.fixture
-def latin(monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
+def show(monkeypatch: pytest.MonkeyPatch, show_text: Callable[[str], None], text: str) -> str:
+    """Return what a terminal with an encoding of 256 signs is given."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1", write_through=True))
-    return raw
+    show_text(text)
+    return raw.getvalue().decode("latin-1")
 
 
-def test_json_says_the_same_in_any_encoding(latin: io.BytesIO) -> None:
-    print_json(json.dumps({"label": "trän 训练 😀\u202e.py"}, ensure_ascii=False))
-    assert json.loads(latin.getvalue().decode("latin-1")) == {"label": "trän 训练 😀\u202e.py"}
-    assert "trän" in latin.getvalue().decode("latin-1")
+def test_json_says_the_same_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    label = {"label": "trän 训练 😀.py"}
+    shown = show(monkeypatch, print_json, json.dumps(label, ensure_ascii=False))
+    assert json.loads(shown) == label
+    assert "trän" in shown
 
 
-def test_a_text_has_a_mark_for_a_sign_that_cannot_be_shown(latin: io.BytesIO) -> None:
-    print_plain("trän 训.py")
-    assert latin.getvalue().decode("latin-1") == "trän ?.py\n"
+def test_a_text_has_a_mark_for_a_sign_that_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert show(monkeypatch, print_plain, "trän 训.py") == "trän ?.py\n"
