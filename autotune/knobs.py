@@ -112,7 +112,10 @@ def _micro_batch_sizes(facts: Facts) -> Choices:
 def find_split_trouble(target: TargetFacts) -> str | None:
     """Return why parts of a batch are not the whole; None where they are, as far as it was tested."""
     if target.model.has_batch_norm:
-        return "BatchNorm normalises over the micro batch: another size is another model"
+        return (
+            "BatchNorm normalises over the micro batch, or another layer keeps statistics of it: another size is "
+            "another model"
+        )
     additivity = target.additivity
     if additivity is None or additivity.holds:
         return None
@@ -168,7 +171,7 @@ def _checkpointing(facts: Facts) -> Choices:
     if facts.target.model.checkpointable_blocks == 0:
         return _only("the model has no repeated blocks", "selective", "full")
     if facts.target.model.has_batch_norm:
-        reason = "a recomputed block would update BatchNorm's running statistics twice a step"
+        reason = "a recomputed block would update BatchNorm's, or another, running statistics twice a step"
         return _only(reason, "selective", "full")
     return ("off", "selective", "full"), {}
 

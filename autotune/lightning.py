@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from autotune.adapters.live import LIVE
@@ -22,7 +22,7 @@ from autotune.adapters.tuned import Tuned
 from autotune.emit.export import export_profile
 from autotune.engine.dataloader import count_samples, move_batch
 from autotune.errors import TargetError, UsageError
-from autotune.records.config import TrainConfig
+from autotune.records.config import TrainConfig, spread_config
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -44,13 +44,40 @@ class TunedCallback(Tuned, Callback):  # type: ignore[misc]
 
     _samples = 0
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Have the accumulation set once the loader is there, and before a schedule is made for a number of steps."""
+        if stage != "fit" or _ACCUMULATION not in self._changed:
+            return
+        own, plain = vars(pl_module).get("configure_optimizers"), pl_module.configure_optimizers
+
+        def configure_optimizers() -> Any:
+            del pl_module.configure_optimizers
+            if own is not None:
+                pl_module.configure_optimizers = own
+            self._accumulate(trainer)
+            return plain()
+
+        pl_module.configure_optimizers = configure_optimizers
+
+    def _accumulate(self, trainer: Any) -> None:
+        """Accumulate as the answer has it, where its micro batch is what the loader gives."""
+        each = spread_config(self._profile.config, self._profile.world_size)
+        trainer.fit_loop.setup_data()
+        found = getattr(trainer.train_dataloader, "batch_size", None)
+        if found == each.micro_batch_size:
+            trainer.accumulate_grad_batches = each.gradient_accumulation_steps
+            return
+        told = f"the loader gives batches of {found}, and the answer's are of {each.micro_batch_size}"
+        warnings.warn(f"{told}: the accumulation is left as it is, for the same effective batch", stacklevel=2)
+
+    @property
+    def _changed(self) -> set[str]:
+        exported = export_profile(self._profile, "lightning")
+        return {*exported.mapped, *exported.unmapped}
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Apply the settings to the process, the Trainer, the model and the optimizers."""
-        config, exported = self._profile.config, export_profile(self._profile, "lightning")
-        changed = {*exported.mapped, *exported.unmapped}
-        if _ACCUMULATION in changed:
-            trainer.accumulate_grad_batches = config.gradient_accumulation_steps
-        left = sorted(changed - LIVE - {_ACCUMULATION})
+        left = sorted(self._changed - LIVE - {_ACCUMULATION})
         if left:
             told = "autotune export --to lightning tells how"
             warnings.warn(f"to be set where Trainer and loader are built: {', '.join(left)}; {told}", stacklevel=2)
@@ -184,6 +211,11 @@ class LightningWorkload:
             return None
         schedule = found if isinstance(found, Mapping) else {"scheduler": found}
         scheduler: LRScheduler = schedule["scheduler"]
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TargetError(
+                "configure_optimizers returns ReduceLROnPlateau, which waits for a metric",
+                hint="return a scheduler that is stepped by steps or epochs",
+            )
         is_by_epoch = schedule.get("interval", "epoch") == "epoch"
         steps = -(-len(self._dataset) // self.baseline.effective_batch_size) if is_by_epoch else 1  # type: ignore[arg-type]
         return EveryFewSteps(scheduler, optimizer, steps * int(schedule.get("frequency", 1)))
@@ -249,7 +281,8 @@ class EveryFewSteps(LRScheduler):
         factors = [
             group["lr"] / rate if rate else 1.0 for group, rate in zip(optimizer.param_groups, before, strict=True)
         ]
-        scheduler.base_lrs = [rate * factor for rate, factor in zip(scheduler.base_lrs, factors, strict=True)]
+        for one in _list_parts(scheduler):
+            one.base_lrs = [rate * factor for rate, factor in zip(one.base_lrs, factors, strict=True)]
 
     def step(self, epoch: int | None = None) -> None:
         """Count an optimizer step."""
@@ -269,6 +302,16 @@ class EveryFewSteps(LRScheduler):
         """Go on from there."""
         self._taken = state_dict["taken"]
         self._scheduler.load_state_dict(state_dict["scheduler"])
+
+
+def _list_parts(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """Yield the schedulers that hold learning rates to begin from: itself, or those that it takes in turn."""
+    parts = getattr(scheduler, "_schedulers", None)
+    if parts is not None:
+        for part in parts:
+            yield from _list_parts(part)
+    elif hasattr(scheduler, "base_lrs"):
+        yield scheduler
 
 
 class _Log:

@@ -41,6 +41,12 @@ BATCH_KNOBS = SPLIT_KNOBS | {"learning_rate_scale"}
 HALF_KERNELS = frozenset({"flash", "cudnn"})
 """Of attention: on a GPU they need half precision, and on a CPU nobody chooses them."""
 
+CODE_KNOBS = (
+    *("compile_mode", "precision", "matmul_precision", "activation_checkpointing", "memory_format"),
+    *("attention_backend", "micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
+)
+"""Knobs that decide which code is compiled; launches that differ in none of them share it in the search's cache."""
+
 DDP_KNOBS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
 FSDP_KNOBS = ("reshard_after_forward",)
 """Without effect beside the other strategy."""
@@ -344,6 +350,11 @@ def revert_knobs(config: TrainConfig, baseline: TrainConfig, names: Iterable[str
 @lru_cache(maxsize=_MOST_REVERTED)
 def _revert(config: TrainConfig, baseline: TrainConfig, names: frozenset[str]) -> TrainConfig:
     return canonical(with_knobs(config, {name: get_knob(baseline, name) for name in names}), baseline)
+
+
+def find_code(config: TrainConfig) -> tuple[str, ...]:
+    """Return what decides which code is compiled for a config."""
+    return tuple(repr(getattr(config, name)) for name in CODE_KNOBS)
 
 
 def needs_compilation(config: TrainConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from autotune.engine.hooks.script import process_settings
 from autotune.engine.memory_format import apply_memory_format
-from autotune.engine.optimizer import apply_optimizer_implementation
+from autotune.engine.optimizer import apply_optimizer_implementation, fit_state, is_fresh
 from autotune.records.config import changed_fields
 from autotune.records.profile import Profile
 
@@ -36,15 +36,19 @@ class LiveSettings:
         self._profile = profile
         self._stack = ExitStack()
 
-    def begin(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-        """Apply those that differ from the baseline to the process, a model and fresh optimizers."""
+    def begin(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Apply those that differ from the baseline to the process, a model and its optimizers.
+
+        An optimizer that goes on from a checkpoint keeps its implementation: the state of one need not fit another.
+        """
         config = self._profile.config
         changed = changed_fields(config, self._profile.baseline_config)
         self._stack.enter_context(process_settings(config, changed))
         if "memory_format" in changed:
             apply_memory_format(model, config)
+            fit_state(optimizers, model, widens=False)
         if "optimizer_implementation" in changed:
-            for optimizer in optimizers:
+            for optimizer in filter(is_fresh, optimizers):
                 apply_optimizer_implementation(optimizer, config)
 
     def end(self) -> None:

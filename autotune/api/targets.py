@@ -10,6 +10,7 @@ from types import ModuleType
 
 from autotune.arguments import shorten
 from autotune.errors import UsageError
+from autotune.records.profile import WORKLOAD_PLACE
 from autotune.records.script import Script
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.targets.script import read_script
@@ -52,7 +53,7 @@ def name_target(target: object, folder: Path) -> str | Script | None:
 def _read_text(text: str) -> str | Script:
     if text == _DEMO:
         return DEMO_TARGET
-    if ":" in text or " " not in text.strip():
+    if " " not in text.strip() or ":" in text.split(maxsplit=1)[0] or WORKLOAD_PLACE.fullmatch(text.strip()):
         return text
     try:
         words = shlex.split(text.strip().removeprefix("-- "))

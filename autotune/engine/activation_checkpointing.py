@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -121,7 +122,16 @@ def _wrap_forward(block: nn.Module, *, selective: bool) -> None:
     if selective:
         contexts["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_dear)
     # A partial of a bound method, not a closure: a deep copy of the model (an average of weights) then runs its own.
-    block.forward = partial(_run_block, block, block.forward, contexts)
+    kind = partial if "forward" in vars(block) else _Checkpointed
+    block.forward = kind(_run_block, block, block.forward, contexts)
+
+
+class _Checkpointed(partial[Any]):
+    """The forward of a block whose activations are recomputed; a copy and a pickle of the block have its plain one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        block = self.args[0]
+        return MethodType, (type(block).forward, block)
 
 
 def _run_block(block: nn.Module, plain: Callable[..., Any], contexts: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

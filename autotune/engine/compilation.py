@@ -38,6 +38,7 @@ def apply_compilation(model: nn.Module, config: TrainConfig) -> None:
     """Compile calls of the model in place; the work happens in its first calls."""
     if config.compile_mode == "off":
         return
+    _see_late_hooks()
     mode = None if config.compile_mode == "default" else config.compile_mode
     if not type(model).__module__.startswith("torch.nn."):
         nn.Module.compile(model, mode=mode)  # a class of its own may have another `compile`, as Keras' models do
@@ -67,9 +68,20 @@ def compile_blocks(blocks: Sequence[nn.Module], config: TrainConfig) -> None:
     """Compile what each block computes, in place; what gathers its parameters around that stays eager."""
     if config.compile_mode == "off":
         return
+    _see_late_hooks()
     mode = None if config.compile_mode == "default" else config.compile_mode
     for block in blocks:
         block.forward = torch.compile(partial(_call, block.forward), mode=mode)
+
+
+def _see_late_hooks() -> None:
+    """Have a hook that is hung on a part of a model later called as it is without compiling; PyTorch's default is not.
+
+    A script may begin with one after its warm-up, long after a search has looked at it.
+    """
+    import torch._dynamo.config as dynamo_config  # a second, for those that compile
+
+    dynamo_config.skip_nnmodule_hook_guards = False
 
 
 def _call(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from autotune.engine.dataloader import mix_seed
+from autotune.engine.optimizer import is_fresh
 from autotune.engine.shards import whole
 
 MOST_ELEMENTS = 2**17
@@ -58,6 +60,7 @@ class _Arm:
     sizes: list[tuple[int, int]]
     held: list[Tensor] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
+    state: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
     gradient: Tensor | None = None
     is_fresh: bool = True
     has_closure: bool = False
@@ -105,7 +108,8 @@ class StepRecorder:
             self.layout += arm is not None
             arm = self._adopt(id(optimizer), _list_parameters(optimizer))
         if self.holds:
-            arm.is_fresh = not optimizer.state
+            arm.is_fresh = is_fresh(optimizer)
+            arm.state = _copy_state(optimizer) if arm.is_fresh and not self.keeps_state else {}
             # Not only those that are noted: some join later, by another group or because they were frozen.
             arm.held = _list_parameters(optimizer)
             arm.before = _copy_all(arm.held)
@@ -124,6 +128,7 @@ class StepRecorder:
         _write_all(arm.held, arm.before)
         if arm.is_fresh and not self.keeps_state:
             optimizer.state.clear()  # a state that went on would carry the error of one window into all later ones
+            optimizer.state.update(arm.state)
         if arm.gradient is None:
             return
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
@@ -238,6 +243,14 @@ def choose(size: int, width: int, *, seed: int, device: torch.device) -> Tensor 
 def _read_gradient(optimizer: Optimizer, arm: _Arm) -> Tensor:
     gradients = [dense_gradient(parameter) for parameter in arm.parameters]
     return pick(gradients, arm.chosen) / _own_scale(optimizer)
+
+
+def _copy_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
+    """Return the state that an optimizer was built with, most with none."""
+    return {
+        parameter: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+        for parameter, values in optimizer.state.items()
+    }
 
 
 def _copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:

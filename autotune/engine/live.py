@@ -28,7 +28,7 @@ from autotune.engine.hooks.loaders import LOADER_KNOBS, apply_loader_knobs
 from autotune.engine.hooks.models import is_compiled
 from autotune.engine.hooks.script import process_settings
 from autotune.engine.memory_format import apply_memory_format, arrange_input
-from autotune.engine.optimizer import apply_optimizer_implementation, read_optimizer_facts
+from autotune.engine.optimizer import apply_optimizer_implementation, is_fresh, read_optimizer_facts
 from autotune.engine.precision import autocast
 from autotune.records.config import SHARED_KNOBS, TrainConfig, changed_fields, is_user_knob
 
@@ -209,7 +209,7 @@ def _apply_to_optimizer(optimizer: Optimizer | None, config: TrainConfig, device
         return "no optimizer was given"
     if wanted is None:
         return "build the optimizer without foreach= and fused="
-    if optimizer.state:
+    if not is_fresh(optimizer):
         return "the optimizer has taken steps already: apply the settings before its first one"
     facts = read_optimizer_facts(optimizer, device)
     if wanted not in facts.implementations:

@@ -294,7 +294,7 @@ def _expect(value: Any, kind: type, loaded: LoadedWorkload, method: str) -> Any:
 
 
 def _build_model(loaded: LoadedWorkload) -> nn.Module:
-    model = _expect(loaded.workload.build_model(), nn.Module, loaded, "build_model")
+    model: nn.Module = _expect(loaded.workload.build_model(), nn.Module, loaded, "build_model")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         raise TargetError(
             f"{loaded.label}: build_model returned layers without a size yet, as of nn.LazyLinear",

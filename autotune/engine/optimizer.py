@@ -12,17 +12,40 @@ from torch.optim import Optimizer
 from autotune.records.config import OptimizerImplementation, TrainConfig
 from autotune.records.facts import OptimizerFacts
 
+_MOMENTUM = "momentum_buffer"
+
 
 def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) -> None:
     """Switch a fresh optimizer of torch's own to the config's implementation; None leaves it as built."""
     wanted = config.optimizer_implementation
-    if wanted is None:
-        return
+    if wanted is None or getattr(optimizer, "grad_scale", None) is not None:
+        return  # a loss scaler has left unscaling to it, as it does to one that was built fused
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = wanted == "fused"
+    if wanted == "fused" and isinstance(optimizer, torch.optim.SGD):
+        optimizer.register_step_pre_hook(_begin_late_momentum)
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = wanted == "fused"
         if "foreach" in group:
             group["foreach"] = wanted == "foreach"
+
+
+def is_fresh(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has taken no step; Adagrad fills its state when it is built."""
+    return all("step" in one and float(one["step"]) == 0.0 for one in optimizer.state.values())
+
+
+def _begin_late_momentum(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Begin the momentum of parameters that get their first gradient late at zero, which is how it begins anyway.
+
+    Fused SGD takes momentum of all parameters of a group, or of none.
+    """
+    for group in optimizer.param_groups:
+        stepped = [one for one in group["params"] if one.grad is not None] if group["momentum"] else []
+        late = [one for one in stepped if one not in optimizer.state or _MOMENTUM not in optimizer.state[one]]
+        for parameter in late if len(late) < len(stepped) else ():
+            optimizer.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
 
 
 def apply_learning_rate_scale(optimizer: Optimizer, config: TrainConfig) -> None:
@@ -56,7 +79,9 @@ def read_optimizer_facts(optimizer: Optimizer, device: torch.device) -> Optimize
         reason = f"{kind.__name__} is not one of torch.optim's own optimizers"
         return OptimizerFacts(name=kind.__name__, implementations=(), reason=reason)
     candidates: tuple[OptimizerImplementation, ...] = ("for-loop", "foreach", "fused")
-    works = tuple(name for name in candidates if _runs(kind, name, device))
+    # What begins at its first gradient, undamped, cannot begin at zero.
+    is_damped = any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
+    works = tuple(name for name in candidates if _runs(kind, name, device) and not (name == "fused" and is_damped))
     reason = "" if works else f"{kind.__name__} has no foreach or fused switch"
     return OptimizerFacts(name=kind.__name__, implementations=works, reason=reason)
 

@@ -32,6 +32,7 @@ class LoggedSearch(SearchReporter):
         self._names, self._inner, self._warn = names, inner, warn
         self._folder: Path | None = None
         self._baseline: TrainConfig | None = None
+        self._own_in_proof: float | None = None  # a pair is compared with its own launch
         self._logs: list[PointLog] = []
         for name in ("stage_started", "told", "trial_started", "polled"):
             setattr(self, name, getattr(inner, name))
@@ -57,7 +58,11 @@ class LoggedSearch(SearchReporter):
         """Write a trial's settings and what came of it."""
         self._inner.trial_finished(progress, result)
         if self._baseline is not None:
-            points = list_figures(result, self._baseline, progress.baseline_samples_per_second)
+            is_final = result.spec.purpose == "final"
+            if is_final and result.spec.config == self._baseline and result.measurement is not None:
+                self._own_in_proof = result.measurement.samples_per_second
+            rate = (self._own_in_proof if is_final else None) or progress.baseline_samples_per_second
+            points = list_figures(result, self._baseline, rate)
             for log in self._logs:
                 log.write(result.spec.number, points)
 
@@ -78,7 +83,7 @@ def list_figures(result: TrialResult, baseline: TrainConfig, baseline_rate: floa
     Args:
         result: of the trial.
         baseline: the user's own settings.
-        baseline_rate: of the baseline in samples per second; None before it is known.
+        baseline_rate: of the baseline in samples per second, where none ran in turns with it; None before it is known.
     """
     config, measurement = result.spec.config, result.measurement
     found: dict[str, Value] = {
@@ -89,10 +94,11 @@ def list_figures(result: TrialResult, baseline: TrainConfig, baseline_rate: floa
         "trial/error": result.error or None,
     }
     if measurement is not None:
-        rate = measurement.samples_per_second
+        rate, beside = measurement.samples_per_second, result.reference
+        own = baseline_rate if beside is None else beside.samples_per_second
         found |= {
             "trial/samples_per_second": rate,
-            "trial/speedup": rate / baseline_rate if baseline_rate else None,
+            "trial/speedup": rate / own if own else None,
             "trial/memory_bytes": measurement.peak_memory.used_bytes,
         }
     settings = [] if config is None else list_settings(config)

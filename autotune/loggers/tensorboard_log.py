@@ -30,8 +30,9 @@ class TensorBoardLog(PointLog):
         require_package("tensorboard")
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        purge = step + 1 if step and not self.is_search else None
-        self._writer = SummaryWriter(str(self.folder / TENSORBOARD_FOLDER), purge_step=purge, flush_secs=_FLUSH_SECONDS)
+        place = self.folder / TENSORBOARD_FOLDER
+        purge = step + 1 if place.exists() and not self.is_search else None
+        self._writer = SummaryWriter(str(place), purge_step=purge, flush_secs=_FLUSH_SECONDS)
 
     def add(self, step: int, points: Mapping[str, Value]) -> None:
         """Add scalars, and one text of the rest."""

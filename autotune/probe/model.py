@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.optim import Optimizer
 
 from autotune.engine.activation_checkpointing import find_repeated_blocks
@@ -34,15 +36,21 @@ def describe_models(
     return ModelFacts(
         parameter_count=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        has_batch_norm=any(
-            isinstance(module, nn.modules.batchnorm._BatchNorm) for model in models for module in model.modules()
-        ),
+        has_batch_norm=any(_keeps_statistics(module) for model in models for module in model.modules()),
         has_4d_convolution=any(map(has_4d_convolution, models)),
         calls_attention=operations.attention,
         checkpointable_blocks=sum(len(find_repeated_blocks(model)) for model in models),
         flops_per_sample=flops_per_sample,
         draws_random=operations.draws_random,
     )
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Return whether each training call of a layer changes what it keeps: of smaller batches there are more calls."""
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return module.track_running_stats
+    is_spectral = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return is_spectral or isinstance(module, nn.modules.batchnorm._BatchNorm | _SpectralNorm)
 
 
 def describe_optimizers(optimizers: Sequence[Optimizer], device: torch.device) -> OptimizerFacts:

@@ -124,7 +124,7 @@ class ModelFacts(Record):
     parameter_bytes: int
     """Their size."""
     has_batch_norm: bool
-    """A BatchNorm layer in training mode: its statistics depend on the micro batch."""
+    """A BatchNorm layer in training mode, or another that keeps statistics: they depend on the micro batch."""
     has_4d_convolution: bool
     """A 2-d convolution, whose weight channels_last lays out anew."""
     calls_attention: bool

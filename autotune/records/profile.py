@@ -19,7 +19,8 @@ from autotune.records.quality import LossBand, Margin, QualityCheck
 from autotune.records.reading import is_preset
 
 MAX_PROFILE_BYTES = 1024 * 1024
-_PLACE = re.compile(r"(.+\.py|[\w.]+):[A-Za-z_][\w.]*")
+WORKLOAD_PLACE = re.compile(r"(.+\.py|[\w.]+):[A-Za-z_][\w.]*")
+"""How a workload is named: by its file or module, and its name there."""
 _OLD_BASELINE_METHOD = "the baseline itself"
 
 SearchVerdict = Literal["improved", "keep", "inconclusive", "not-tested"]
@@ -45,7 +46,7 @@ class ProfileTarget(Record):
     @property
     def is_script(self) -> bool:
         """It is a script's command; a workload is named by its place, or has a mark where it was found."""
-        return not self.fingerprint.startswith("m-") and not _PLACE.fullmatch(self.label)
+        return not self.fingerprint.startswith("m-") and not WORKLOAD_PLACE.fullmatch(self.label)
 
 
 class OneOffCosts(Record):

@@ -42,9 +42,11 @@ class SearchLog:
 
     Attributes:
         takes_turns: launches may be timed in turns; until one has failed for it. Not what was found out, but how.
+        clears_turns: one that has failed in turns has failed alone as well.
     """
 
     takes_turns = False
+    clears_turns = False
 
     def __init__(self, problem: SearchProblem, *, measured_seconds: float = 0.0, interrupted_before: int = 0) -> None:
         self.problem = problem

@@ -24,10 +24,9 @@ from autotune.records.measurement import Block, Measurement
 from autotune.records.probe import ProbeReport
 from autotune.records.table import RecordedLaunch, TableHeader
 from autotune.records.trial import TrialResult, TrialStatus
-from autotune.search.launch.prices import find_code
 from autotune.search.scores.baseline_level import BaselineLevel
 from autotune.selftest.replay import CURVE, Course, shift
-from autotune.space import needs_compilation
+from autotune.space import find_code, needs_compilation
 
 _NO_BLOCK = Block(optimizer_steps=1, samples=1, seconds=1.0)
 

@@ -113,6 +113,43 @@ def test_a_split_batch_weighs_by_tokens_as_the_trainer_does(tmp_path: Path) -> N
     assert split == pytest.approx(whole, rel=1e-5)
 
 
+ASK_STEPS = """
+import json, torch
+import lightning
+from autotune.lightning import TunedCallback
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        self.planned = self.trainer.estimated_stepping_batches
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data, found = torch.utils.data.TensorDataset(torch.randn(256, 4)), []
+for size in (32, 8):
+    module = Module()
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False,
+                                callbacks=[TunedCallback("best.json")])
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=size))
+    found.append([trainer.global_step, module.planned])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_accumulation_keeps_the_effective_batch_and_is_there_when_a_schedule_is_made(tmp_path: Path) -> None:
+    require("lightning")
+    save_answer(tmp_path, BASELINE.replace(micro_batch_size=8, gradient_accumulation_steps=4))
+    # The loader gives what it did before the search, and then what the answer has.
+    assert run_lines(tmp_path, ASK_STEPS) == [[8, 8], [8, 8]]
+
+
 ASK_LIGHTNING = """
 import json, torch
 import lightning_train as own
@@ -123,7 +160,9 @@ from autotune.targets.workload import check_workload
 class Scheduled(own.Module):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+        warmup = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, 1)
+        decay = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, decay], [0])]
 
 work = autotune.lightning.from_lightning(Scheduled, own.Data(), metric=("error", "minimize"), precision="bf16")
 loaded = check_workload(work, label="x", fingerprint="y")

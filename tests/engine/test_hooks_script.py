@@ -12,6 +12,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -406,6 +407,91 @@ def test_a_step_goes_on_after_a_look_at_its_accuracy() -> None:
         model.eval()(x)
         optimizer.step()
         assert hung.turns == [True, False, True, False, True]
+
+
+def test_an_attack_on_the_batch_is_a_part_of_its_step() -> None:
+    model, samples = make_model(), TensorDataset(torch.randn(24, 6))
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (x,) in DataLoader(samples, batch_size=4):
+            model.eval()
+            for _ in range(3):
+                x = x.detach().requires_grad_()
+                x = x + torch.autograd.grad(model(x).sum(), x)[0]
+            model.train()
+            model(x.detach()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [one.samples for one in hung.steps[1:]] == [4] * (len(hung.steps) - 1)
+    assert {len(one.losses) for one in hung.steps[1:]} == {1}
+    assert len(hung.hooks.watch.training_loaders) == 1
+    assert hung.turns[-1] is True
+    assert hung.turns.count(False) <= 3  # of the first step, when the loader was not known
+
+
+def test_a_model_can_be_scripted_while_it_is_hooked() -> None:
+    model = nn.Sequential(nn.Linear(6, 2))
+    with hang():
+        take_step(model, torch.ones(4, 6))
+        scripted = torch.jit.script(model)
+        assert torch.equal(scripted(torch.ones(2, 6)), model(torch.ones(2, 6)))
+    assert "_compiled_call_impl" not in torch.jit._recursive.ignored_attributes
+
+
+def test_what_a_model_returns_in_eval_mode_may_be_viewed() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 8, 8)
+    with hang({"memory_format": "channels_last"}):
+        take_step(model, x)
+        assert not model(x).is_contiguous()
+        assert model.eval()(x).view(2, -1).shape == (2, 144)
+
+
+def test_weights_in_another_layout_are_saved_as_they_are_read(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.randn(2, 3, 8, 8)
+    plain = safetensors.save_file
+    with hang({"memory_format": "channels_last"}):
+        take_step(model, x)
+        safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    assert safetensors.save_file is plain
+    read = safetensors.load_file(tmp_path / "model.safetensors")
+    assert torch.equal(read["0.weight"], model[0].weight)
+
+
+def test_a_weight_that_is_trained_later_is_one_of_fused_sgd_too() -> None:
+    def train(changes: dict[str, Any]) -> Tensor:
+        torch.manual_seed(0)
+        model, x = make_model(), torch.ones(4, 6)
+        model[0].requires_grad_(False)
+        with hang(changes):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+            for step in range(6):
+                model[0].requires_grad_(step > 2)
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    assert torch.allclose(train({"optimizer_implementation": "fused"}), train({}), atol=1e-6)
+
+
+def test_a_fused_optimizer_that_unscales_its_gradients_stays_so() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    with hang({"optimizer_implementation": "foreach"}):
+        optimizer, scaler = torch.optim.Adam(model.parameters(), fused=True), torch.amp.GradScaler("cpu")
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.param_groups[0]["fused"]
+
+
+def test_adagrad_is_switched_though_it_begins_with_a_state() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    with hang({"optimizer_implementation": "foreach"}):
+        optimizer = torch.optim.Adagrad(model.parameters())
+        model(x).sum().backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["foreach"] is True
 
 
 def test_parts_that_are_called_one_by_one_are_all_roots() -> None:

@@ -12,6 +12,7 @@ from record_factory import make_spec, make_state
 from simulated import BASELINE, Machine, Run, make_judged, make_placebos, make_problem, run_simulated
 
 from autotune.cli.pages.answer import list_answer
+from autotune.emit.report.command import describe_command
 from autotune.emit.report.wording import describe_verdict
 from autotune.errors import UsageError
 from autotune.records import PeakMemory, Profile, TrainConfig
@@ -22,7 +23,6 @@ from autotune.search.finals.rounds import Terms, run_finals
 from autotune.search.run import SearchOptions, describe_search
 from autotune.search.scores.ranking import Ranking
 from autotune.search.share.naming import name_study
-from autotune.sentences.saving import describe_command
 from autotune.space import SearchSpace
 
 ONLY = ("precision", "activation_checkpointing", "num_workers", "optimizer_implementation")

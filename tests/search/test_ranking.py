@@ -342,8 +342,23 @@ def test_a_baseline_that_compiles_too_takes_nothing_from_the_others():
 
 def test_only_the_first_compilation_counts():
     launches = [make_judged(ONE, 0.0, compile_seconds=seconds).result for seconds in (30.0, 2.0, 0.0)]
-    assert compile_cost(launches, 1e5) == pytest.approx(math.log1p(30.0 * BASE_RATE / 1e5))
-    assert compile_cost([], 1e5) == 0.0
+    assert compile_cost(launches, launches, 1e5) == pytest.approx(math.log1p(30.0 * BASE_RATE / 1e5))
+    assert compile_cost(launches[2:], launches, 1e5) == compile_cost(launches[2:], launches[:1], 1e5)
+    assert compile_cost([], [], 1e5) == 0.0
+
+
+def test_code_that_another_config_compiled_is_not_free():
+    compiled = BASELINE.replace(compile_mode="default")
+    also = compiled.replace(host_allocator="tcmalloc")
+    judged = [make_judged(BASELINE, 0.0), make_judged(compiled, 0.3, compile_seconds=67.0)]
+    first = Ranking(judged, BASELINE, planned_samples=1e5)
+    judged.append(make_judged(also, 0.3, compile_seconds=4.0))
+    both = Ranking(judged, BASELINE, planned_samples=1e5, before=first)
+    one, other = both.find(compiled), both.find(also)
+    assert one is not None
+    assert other is not None
+    assert one.speed == pytest.approx(other.speed, abs=1e-9)
+    assert both.speed_of(judged[2]) == pytest.approx(other.speed, abs=1e-9)
 
 
 def test_a_short_run_prefers_what_needs_no_compilation():

@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState
 
 from autotune.search.explore.additive import Effect, Prior
-from autotune.search.explore.sampler import LogAdditiveSampler, enumerate_rows, list_values
+from autotune.search.explore.sampler import TAKEN_BACK, LogAdditiveSampler, enumerate_rows, list_values
 
 SPACE = {
     "allocator": CategoricalDistribution(("default", "tuned")),
@@ -164,15 +164,50 @@ def test_trials_that_run_are_not_proposed_again():
     assert len(set(asked)) == 8
 
 
-def test_what_failed_or_was_taken_back_may_be_proposed_again_and_what_was_pruned_may_not():
+def test_what_was_taken_back_may_be_proposed_again_and_what_failed_or_was_pruned_may_not():
     study = make_study()
     run(study, 2)
-    failed, pruned = study.ask(SPACE), study.ask(SPACE)
+    taken_back, failed, pruned = study.ask(SPACE), study.ask(SPACE), study.ask(SPACE)
+    taken_back.set_user_attr(TAKEN_BACK, True)
+    study.tell(taken_back, state=TrialState.FAIL)
     study.tell(failed, state=TrialState.FAIL)
     study.tell(pruned, state=TrialState.PRUNED)
-    later = run(study, 29)[4:]
-    assert failed.params in later
+    later = run(study, 28)[5:]
+    assert taken_back.params in later
+    assert failed.params not in later
     assert pruned.params not in later
+
+
+def test_an_objective_that_raises_is_asked_of_something_else():
+    def objective(trial: optuna.Trial) -> float:
+        params = {name: trial._suggest(name, one) for name, one in SPACE.items()}
+        if params["precision"] == "bf16":
+            raise RuntimeError
+        return rate(params)
+
+    study = make_study()
+    study.optimize(objective, n_trials=32, catch=(RuntimeError,))
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 32
+
+
+def test_several_workers_of_one_study_launch_nothing_twice():
+    def objective(trial: optuna.Trial) -> float:
+        return rate({name: trial._suggest(name, one) for name, one in SPACE.items()})
+
+    study = make_study()
+    study.optimize(objective, n_trials=32, n_jobs=4)
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 32
+
+
+def test_a_trial_that_was_seen_before_it_had_its_params_is_learnt_from():
+    study = make_study()
+    run(study, 1)
+    late = study.ask()  # its params come when it suggests them
+    study.ask(SPACE)
+    params = {name: late._suggest(name, one) for name, one in SPACE.items()}
+    study.tell(late, rate(params))
+    assert isinstance(study.sampler, LogAdditiveSampler)
+    assert late.number in study.sampler.list_estimates(study)
 
 
 def test_where_the_model_does_not_fit_every_second_turn_is_tpes(monkeypatch):

@@ -128,7 +128,7 @@ def test_proposals_of_the_same_seed_and_history_are_the_same(space, tmp_path):
 def test_an_abandoned_proposal_leaves_nothing_running(space, tmp_path):
     study = Study(tmp_path / "study.db", space, seed=0)
     study.abandon(study.open(BASELINE))
-    assert [trial.state for trial in load(tmp_path / "study.db")] == [TrialState.FAIL]
+    assert load(tmp_path / "study.db") == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "running", "foreign"])

@@ -46,6 +46,33 @@ def test_several_that_fail_together_are_tried_one_at_a_time():
     assert Suspects(results, BASELINE).guilty == {}
 
 
+def test_what_launches_with_the_same_error_share_is_suspected():
+    def crash(error: str, *changes: dict[str, Any]) -> TrialResult:
+        return launch(TrialStatus.CRASHED, *changes).replace(error=error)
+
+    results = [crash("boom", BF16, WORKERS), crash("boom", BF16, MALLOC)]
+    assert list(Suspects(results, BASELINE).guilty) == ["precision=bf16"]
+    assert not blocks(results, WORKERS, MALLOC)
+    others = [crash("boom", BF16, WORKERS), crash("bang", BF16, MALLOC)]
+    assert Suspects(others, BASELINE).guilty == {}
+    apart = [crash("boom", BF16), crash("boom", WORKERS)]
+    assert sorted(Suspects(apart, BASELINE).guilty) == ["num_workers=2", "precision=bf16"]
+
+
+@pytest.mark.parametrize(
+    ("error", "more", "guilty"),
+    [
+        ("TypeError: Got unsupported ScalarType BFloat16", MALLOC, ["precision=bf16"]),
+        ("RuntimeError: \"cdist\" not implemented for 'BFloat16'", MALLOC, ["precision=bf16"]),
+        ("InductorError: cannot lower bfloat16", {"compile_mode": "default"}, []),
+        ("ValueError: something else", MALLOC, []),
+    ],
+)
+def test_an_error_that_names_a_type_says_which_value_it_was(error: str, more: dict[str, Any], guilty: list[str]):
+    results = [launch(TrialStatus.CRASHED, BF16, more).replace(error=error)]
+    assert list(Suspects(results, BASELINE).guilty) == guilty
+
+
 def test_the_last_one_that_has_not_worked_is_guilty():
     results = [launch(TrialStatus.TIMED_OUT, BF16, WORKERS), launch(TrialStatus.COMPLETED, WORKERS)]
     assert blocks(results, BF16)

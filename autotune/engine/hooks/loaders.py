@@ -223,22 +223,25 @@ class _WorkerStart:
     """
 
     def __init__(self, training: int | None, own: Callable[[int], None] | None) -> None:
-        self._training, self._own = training, own
+        self.training, self.own = training, own
 
     def __call__(self, worker: int) -> None:
-        die_with_parent(os.getppid() if self._training is None else self._training)
+        die_with_parent(os.getppid() if self.training is None else self.training)
         look_for_no_models()
-        if self._own is not None:
-            self._own(worker)
+        if self.own is not None:
+            self.own(worker)
 
 
 def _tie_workers(loader: DataLoader[Any]) -> None:
     if threading.current_thread() is not threading.main_thread() or loader.num_workers == 0:
         return  # the kernel ties a process to the thread that started it, and this one may end before its workers do
-    if not isinstance(loader.worker_init_fn, _WorkerStart):
-        context = loader.multiprocessing_context or multiprocessing.get_context()
-        training = None if context.get_start_method() == "forkserver" else os.getpid()
-        object.__setattr__(loader, "worker_init_fn", _WorkerStart(training, loader.worker_init_fn))
+    start = loader.worker_init_fn
+    if isinstance(start, _WorkerStart) and start.training in (None, os.getpid()):
+        return
+    own = start.own if isinstance(start, _WorkerStart) else start  # of another process: the script has forked since
+    context = loader.multiprocessing_context or multiprocessing.get_context()
+    training = None if context.get_start_method() == "forkserver" else os.getpid()
+    object.__setattr__(loader, "worker_init_fn", _WorkerStart(training, own))
 
 
 def _count(batch: Any) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -58,7 +58,7 @@ class ModelHooks:
         turn: Callable[[bool], None],
         *,
         on_error: Callable[[Exception], None],
-        outside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        outside: Callable[[Callable[[], Any]], Any] = lambda call: call(),
         accompany: Prepare | None = None,
         inspects: bool = False,
     ) -> None:
@@ -85,7 +85,7 @@ class ModelHooks:
         self._finding = True
         self._look()
         try:
-            with self._watch_compile(), self._forward_calls.installed():
+            with self._watch_compile(), self._forward_calls.installed(), _unseen_by_torchscript():
                 yield
         finally:
             self.stop_finding()
@@ -198,8 +198,7 @@ class ModelHooks:
                 self._leave_training(module)
             elif has_something_to_train and not torch.is_grad_enabled():
                 self._watch.model_looked()
-            with self._outside():
-                return _find_call(module)(*args, **kwargs)
+            return self._outside(partial(_find_call(module), *args, **kwargs))
 
     def _is_accompanied(self, module: nn.Module) -> bool:
         # Frozen in another type it answers in that, and what follows expects it.
@@ -224,8 +223,10 @@ class ModelHooks:
                 put_back(module)  # frozen for a call alone: a critic, while its maker trains
                 return module(*args, **kwargs)
             is_between = self._timer.is_between
-            with self.unseen(), self._outside():
-                return run(inner, args, kwargs) if is_between else inner(*args, **kwargs)
+            with self.unseen():
+                return self._outside(
+                    partial(run, inner, args, kwargs) if is_between else partial(inner, *args, **kwargs)
+                )
 
         module.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=is_compiled(module))
         self._accompanied.append(held)
@@ -264,8 +265,7 @@ class ModelHooks:
                     self._leave_training(root)
                 else:
                     self._watch.model_looked()
-                with self._outside():
-                    return (inner if root.training else own)(*args, **kwargs)
+                return self._outside(partial(inner if root.training else own, *args, **kwargs))
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=compiled)
@@ -300,8 +300,22 @@ class ModelHooks:
             self._timer.leave()
 
     def _leave_training(self, module: nn.Module) -> None:
+        is_tracked = torch.is_grad_enabled()
+        if is_tracked and self._watch.is_in_step:
+            return  # an attack on the batch to be trained on, or its pseudo-labels
         self._turn(False)
-        self._watch.model_called(id(module), 0, training=False)
+        self._watch.model_called(id(module), 0, training=False, is_tracked=is_tracked)
+
+
+@contextmanager
+def _unseen_by_torchscript() -> Iterator[None]:
+    """Keep `torch.jit.script` from compiling the hook of a model as one of its attributes."""
+    ignored: list[str] = torch.jit._recursive.ignored_attributes
+    ignored.append("_compiled_call_impl")
+    try:
+        yield
+    finally:
+        ignored.remove("_compiled_call_impl")
 
 
 class _Hook:

@@ -167,11 +167,15 @@ class OptimizerHooks:
             finally:
                 self._timer.leave()
             # A gradient that is itself differentiated is a part of some loss, not a step.
-            if not kwargs.get("create_graph"):
+            if not kwargs.get("create_graph") and not self._is_attack():
                 self._watch.went_backward(_scalar(outputs))
             return gradients
 
         return grad
+
+    def _is_attack(self) -> bool:
+        """Return whether gradients were taken in the midst of a step, of what was called in eval mode for them."""
+        return not self._watch.is_by_hand and (self._watch.is_in_step or self._timer.is_aside)
 
     def _watch_scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:

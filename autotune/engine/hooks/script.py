@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import numbers
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ from autotune.engine.hooks.sharing import SharingHooks
 from autotune.engine.hooks.steps import PhaseTimer, ScriptStep, StepWatch
 from autotune.engine.kernels import attention_backend, cudnn_benchmark, list_attention_kernels
 from autotune.engine.memory_format import apply_memory_format, arrange_input
-from autotune.engine.optimizer import apply_optimizer_implementation, fit_state
+from autotune.engine.optimizer import apply_optimizer_implementation, fit_state, is_fresh
 from autotune.engine.precision import autocast, matmul_precision
 from autotune.engine.threads import intra_op_threads
 from autotune.records.config import TrainConfig
@@ -109,7 +110,7 @@ class ScriptHooks:
             self._prepare_model,
             turn,
             on_error=on_error,
-            outside=self._leave_kernels,
+            outside=self._run_outside,
             accompany=self._prepare_frozen if settings.changed & {"precision", "memory_format"} else None,
             inspects=inspects,
         )
@@ -132,6 +133,8 @@ class ScriptHooks:
             stack.enter_context(self._watch_autocast())
             if "non_blocking" in self._settings.changed:
                 stack.enter_context(asynchronous_copies())
+            if "memory_format" in self._settings.changed:
+                stack.enter_context(plainly_saved())
             yield
 
     def _end_step(self, step: ScriptStep) -> None:
@@ -150,7 +153,7 @@ class ScriptHooks:
         if self.steps >= self._finds_until and self.models.find_more(parameters):
             self._finds_until = self.steps + _FINDING_STEPS
         # A state made by one implementation need not fit another: only a fresh optimizer is switched.
-        if "optimizer_implementation" in self._settings.changed and not optimizer.state:
+        if "optimizer_implementation" in self._settings.changed and is_fresh(optimizer):
             apply_optimizer_implementation(optimizer, self._settings.config)
 
     def _prepare_model(self, root: nn.Module) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
@@ -218,9 +221,14 @@ class ScriptHooks:
             self._own_kernels = list_attention_kernels()
         self._stack.enter_context(process_settings(self._settings.config, self._settings.changed))
 
-    def _leave_kernels(self) -> AbstractContextManager[None]:
-        """Allow the script's own attention kernels: ours was chosen for training calls, which may be in other types."""
-        return sdpa_kernel(self._own_kernels) if self._own_kernels else nullcontext()
+    def _run_outside(self, call: Callable[[], Any]) -> Any:
+        """Return what a call that trains nothing does, with the script's own attention kernels and layout.
+
+        Ours were chosen for training calls, which may be in other types, and are all that launches of a search run.
+        """
+        with sdpa_kernel(self._own_kernels) if self._own_kernels else nullcontext():
+            returned = call()
+        return _lay_out_plainly(returned) if "memory_format" in self._settings.changed else returned
 
     @contextmanager
     def _watch_autocast(self) -> Iterator[None]:
@@ -263,6 +271,35 @@ def process_settings(config: TrainConfig, changed: Collection[str]) -> Iterator[
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _lay_out_plainly(returned: Any) -> Any:
+    """Return what a model has returned with 4-d tensors contiguous, which may be viewed in another shape."""
+    return move_batch(returned, lambda tensor: tensor.contiguous() if tensor.ndim == 4 else tensor)
+
+
+@contextmanager
+def plainly_saved() -> Iterator[None]:
+    """Let safetensors save weights in any layout: it refuses those that are not contiguous."""
+    if importlib.util.find_spec("safetensors") is None:
+        yield
+        return
+    import safetensors.torch as saver
+
+    def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def save(tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            return plain({name: tensor.contiguous() for name, tensor in tensors.items()}, *args, **kwargs)
+
+        return save
+
+    plains = {name: getattr(saver, name) for name in ("save", "save_file")}
+    for name, plain in plains.items():
+        setattr(saver, name, wrap(plain))
+    try:
+        yield
+    finally:
+        for name, plain in plains.items():
+            setattr(saver, name, plain)
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class StepWatch:
         self._doubtful: set[str] | None = None
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
+        self._aside: dict[str, list[int]] = {}
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -79,14 +80,32 @@ class StepWatch:
 
     def loader_yielded(self, key: str, samples: int) -> None:
         """A loader gave a batch."""
+        self._aside = {}
         self._fresh.setdefault(key, []).append(samples)
 
-    def model_called(self, model: int, samples: int, *, training: bool) -> None:
-        """An outermost model call begins."""
+    @property
+    def is_in_step(self) -> bool:
+        """A batch to be trained on is there, of each loader that is known for it the next one."""
+        fresh = self._fresh
+        return bool(fresh) and fresh.keys() <= self.training_loaders and all(len(one) == 1 for one in fresh.values())
+
+    def model_called(self, model: int, samples: int, *, training: bool, is_tracked: bool = False) -> None:
+        """An outermost model call begins.
+
+        Args:
+            model: by its id.
+            samples: that it is called with.
+            training: in training mode, with gradients; else it evaluates.
+            is_tracked: with gradients: where no other batch is fetched before a training call, it was a part of a step.
+        """
         if not training:
+            self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
             self._pending.clear()
             return
+        if self._aside and not self._fresh:
+            self._fresh.update(self._aside)
+        self._aside = {}
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)

@@ -41,11 +41,13 @@ class Samples:
         facts: about the data.
         fetched: some of the samples.
         files: that were opened for them.
+        keeps_read: the dataset holds more afterwards.
     """
 
     facts: DataFacts
     fetched: list[Any] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    keeps_read: bool = False
 
 
 def look_at_data(

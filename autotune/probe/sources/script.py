@@ -282,6 +282,8 @@ class ScriptProbe:
             return samples, dict.fromkeys(_LOADER_KNOBS, trouble)
         if baseline.persistent_workers:
             return samples, {"persistent_workers": "the script keeps its workers already"}
+        if samples.keeps_read:
+            return samples, {"persistent_workers": "its dataset keeps what it has read, which workers begin anew with"}
         return samples, {}
 
     def _count_evaluations(self) -> int:
@@ -310,7 +312,8 @@ def _look_at_samples(loader: DataLoader[Any], baseline: TrainConfig) -> tuple[Sa
     """
     dataset, held = loader.dataset, count_held(loader.dataset)
     samples, trouble = _fetch_some(loader, baseline.micro_batch_size)
-    if not baseline.num_workers and count_held(dataset) > held:
+    samples = replace(samples, keeps_read=count_held(dataset) > held)
+    if not baseline.num_workers and samples.keeps_read:
         trouble = "its dataset keeps what it has read, which each worker would read again in every epoch"
     if not trouble and draws_itself(dataset):
         is_alike = workers_draw_alike(loader)

@@ -31,7 +31,7 @@ from autotune.search.finals.finalist import Finalist, smallest_provable
 from autotune.search.finals.more_time import budget_for, seconds_to_settle
 from autotune.search.log import samples_ratio
 from autotune.search.scores.noise import summarise_noise
-from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.ranking import Ranking, find_compile_seconds, list_alike
 
 WORTH_PROVING = 1.05
 """Where nothing is proven, the budget that would prove at least this gain is told."""
@@ -153,10 +153,8 @@ def _baseline_rate(findings: Findings) -> float:
 
 def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
     finals: Sequence[TrialResult] = winner.results if winner else ()
-    searched = [one.result for one in findings.judged if winner is not None and one.config == winner.config]
-    compile_seconds = max((r.measurement.compile_seconds for r in (*searched, *finals) if r.measurement), default=0.0)
-    base = [one.result for one in findings.judged if one.config == findings.report.target.baseline]
-    extra = max(0.0, compile_seconds - max((r.measurement.compile_seconds for r in base if r.measurement), default=0.0))
+    compile_seconds = 0.0 if winner is None else _find_compile_seconds(winner.config, findings, finals)
+    extra = max(0.0, compile_seconds - _find_compile_seconds(findings.report.target.baseline, findings))
     saved = _saved_per_sample(winner, findings)
     return OneOffCosts(
         compile_seconds=compile_seconds,
@@ -169,6 +167,11 @@ def _one_off_costs(winner: Finalist | None, findings: Findings) -> OneOffCosts:
         break_even_samples=extra / saved if saved else None,
         search_break_even_samples=(extra + findings.elapsed_seconds) / saved if saved else None,
     )
+
+
+def _find_compile_seconds(config: TrainConfig, findings: Findings, finals: Sequence[TrialResult] = ()) -> float:
+    """Return how long a config's code was compiled for, by whichever launch was the first to need it."""
+    return find_compile_seconds([*list_alike(config, findings.judged), *finals])
 
 
 def _saved_per_sample(winner: Finalist | None, findings: Findings) -> float | None:

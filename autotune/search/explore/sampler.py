@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,10 @@ _BOLDNESS = 0.25
 """Of what a draw is away from the mean: of a dozen launches, whole ones lose too many on what promises nothing (on
 recorded tables, replayed searches ended a fourth further from the best config at a tenth of the exhaustive cost)."""
 
+TAKEN_BACK = "taken_back"
+"""User attribute of a trial that was told as failed, and whose params may be proposed again all the same."""
+
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _MISFIT = 2.0
 """Root mean square of five standard scores: more has a chance of about 1 in 1,000."""
 
@@ -121,8 +126,7 @@ class LogAdditiveSampler(BaseSampler):
 
     Attributes:
         is_open: returns whether some params may be proposed now, all of them unless it is set; those of trials that
-            run, or ended with a result, are not. A failed trial has none, as everywhere in Optuna: what it was about
-            may be proposed again.
+            run, or have ended, are not, but for failed ones that have the user attribute `TAKEN_BACK`.
         closed_values: values that may not come together now, by param: whatever has them is closed without being asked
             about.
         lost_values: likewise, of what can be the answer no more: what was read of it is no bar for others.
@@ -160,6 +164,8 @@ class LogAdditiveSampler(BaseSampler):
         self._closed, self._checked = np.zeros((2, len(self._rows)), dtype=bool)
         self._keys: dict[int, tuple[int, ...]] = {}
         self._running: list[int] = []
+        self._proposed: dict[int, tuple[int, ...]] = {}  # to trials that have yet to take them over
+        self._lock = threading.RLock()
         self._price, self._is_valid, self._seed = price, is_valid, seed
         self._independent = RandomSampler(seed)
         self.is_open: Callable[[Params], bool] = lambda _params: True
@@ -175,11 +181,20 @@ class LogAdditiveSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the params to try next; none where all of the space was tried."""
+        with self._lock:
+            params = self._propose(study, trial)
+            self.exhausted = params is None
+            if params is not None:
+                self._proposed[trial.number] = tuple(self._find_row(params))
+            return params or {}
+
+    def _propose(self, study: Study, trial: FrozenTrial) -> Params | None:
         trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         self._running = self._find_places(trials, TrialState.RUNNING)
-        self._closed[self._find_places(trials, TrialState.COMPLETE, TrialState.PRUNED)] = True
+        ended = [one for one in trials if one.state.is_finished() and TAKEN_BACK not in one.user_attrs]
+        self._closed[self._find_places(ended, *_ENDED)] = True
         self._learn(trials)
-        counted = (one for one in trials if one.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING))
+        counted = (*ended, *(one for one in trials if one.state is TrialState.RUNNING))
         turn = len({self._key(one) for one in counted})
         model = self._model
         held = self._held  # TPE knows of no floor
@@ -194,8 +209,7 @@ class LogAdditiveSampler(BaseSampler):
                 drawn = model.draw(np.random.default_rng((self._seed, turn)), _BOLDNESS)
                 promise = sum_weights(drawn, self._columns) - self._asked - best
             params = self._choose(promise if held is None else held.weigh(promise))
-        self.exhausted = params is None
-        return params or {}
+        return params
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -211,7 +225,8 @@ class LogAdditiveSampler(BaseSampler):
         Args:
             study: whose trials say so.
         """
-        self._learn(study.get_trials(deepcopy=False))
+        with self._lock:
+            self._learn(study.get_trials(deepcopy=False))
         changes = [
             (name, value) for name, values in self._values.items() for value in values if value != self._baseline[name]
         ]
@@ -231,7 +246,8 @@ class LogAdditiveSampler(BaseSampler):
         Args:
             study: whose trials say so.
         """
-        self._learn(study.get_trials(deepcopy=False))
+        with self._lock:
+            self._learn(study.get_trials(deepcopy=False))
         estimates = dict(self._told_of[1].list_estimates())
         return {number: estimates[key] for number in self._learnt if (key := self._keys[number]) in estimates}
 
@@ -246,7 +262,8 @@ class LogAdditiveSampler(BaseSampler):
             study: whose trials say what changes bring.
             params: of the space.
         """
-        self._learn(study.get_trials(deepcopy=False))
+        with self._lock:
+            self._learn(study.get_trials(deepcopy=False))
         parts = [params | {name: own} for name, own in self._baseline.items() if params[name] != own]
         if not parts:
             return []
@@ -358,8 +375,11 @@ class LogAdditiveSampler(BaseSampler):
         key = self._keys.get(trial.number)
         if key is None:
             key = tuple(places.get(trial.params.get(name), -1) for name, places in self._indices.items())
-            if trial.state is not TrialState.WAITING:
+            if trial.state.is_finished():
                 self._keys[trial.number] = key
+                self._proposed.pop(trial.number, None)
+            elif -1 in key:  # a trial runs before it has its params
+                key = self._proposed.get(trial.number, key)
         return key
 
     def _decode(self, row: int) -> Params:

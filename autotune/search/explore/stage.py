@@ -30,7 +30,6 @@ from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.forecast import Forecast
-from autotune.search.launch.prices import CODE_KNOBS
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
 from autotune.search.launch.turns import explores_in_turns, has_run_in_turns, is_blamed_on_turns
@@ -38,7 +37,7 @@ from autotune.search.log import SearchLog
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
 from autotune.search.share.alone import ALONE, Alone
-from autotune.space import SearchSpace, classify_changes, needs_compilation, revert_knobs
+from autotune.space import CODE_KNOBS, SearchSpace, classify_changes, needs_compilation, revert_knobs
 
 _SLOW = 1.5
 """Times the fastest way to compile: a slower one is weighed against the best without."""
@@ -417,6 +416,7 @@ class Explorer:
             has_run_in_turns(self.log) or beside.status is TrialStatus.OUT_OF_MEMORY
         ):
             self.log.takes_turns = False
+        self.log.clears_turns |= (alone.status, alone.error) == (beside.status, beside.error)
         return alone
 
     def _run_alone(self, config: TrainConfig, full: float, rival: Rival | None) -> TrialResult:

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.records.codec import write_bytes
 from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob
 from autotune.search.explore.additive import NOTHING_KNOWN, Prior
-from autotune.search.explore.sampler import Floor, LogAdditiveSampler
+from autotune.search.explore.sampler import TAKEN_BACK, Floor, LogAdditiveSampler
 from autotune.search.scores.objective import KEYS, Judged
 from autotune.space import BATCH_KNOBS, SearchSpace
 
@@ -155,7 +155,7 @@ class Study:
         trial = self._study.ask(self._distributions)
         if not self._sampler.exhausted:
             return Proposal(self._complete(trial.params), trial)
-        self._study.tell(trial, state=TrialState.FAIL)
+        self._take_back(trial)
         return None
 
     def _read_combinations(self, combinations: Iterable[frozenset[str]]) -> list[dict[str, Any]]:
@@ -194,8 +194,12 @@ class Study:
     def abandon(self, proposal: Proposal) -> None:
         """Take back a proposal that was not finished."""
         assert proposal.trial is not None
-        self._study.tell(proposal.trial, state=TrialState.FAIL)
+        self._take_back(proposal.trial)
         self._copy()
+
+    def _take_back(self, trial: optuna.Trial) -> None:
+        trial.set_user_attr(TAKEN_BACK, True)
+        self._study.tell(trial, state=TrialState.FAIL)
 
     def save(self, attributes: Mapping[str, Any]) -> None:
         """Bring the copy up to date, and set attributes of the study: those given, and the model's effects.
@@ -303,7 +307,7 @@ class StudyFile:
             return
 
         def copy(storage: RDBStorage, study: int) -> None:
-            for trial in trials[self._copied :]:
+            for trial in (one for one in trials[self._copied :] if TAKEN_BACK not in one.user_attrs):
                 storage.create_new_trial(study, template_trial=trial)
             self._copied = len(trials)
 

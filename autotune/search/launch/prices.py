@@ -12,7 +12,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.probe import ProbeReport
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.objective import Judged
-from autotune.space import needs_compilation
+from autotune.space import find_code, needs_compilation
 
 LEAST_MEASURED_STEPS = 3
 """Of a training whose steps are long."""
@@ -40,12 +40,6 @@ _LEAST_VARYING = 3
 """Shapes: a loader of equal ones has two, its last batch is shorter."""
 CACHED_SHARE = 0.75
 """Of a compilation: what a second launch is taken to save until one was seen (seen: 67 s, then 4 s)."""
-CODE_KNOBS = (
-    *("compile_mode", "precision", "matmul_precision", "activation_checkpointing", "memory_format"),
-    *("attention_backend", "micro_batch_size", "num_threads", "distributed_strategy", "user_knobs"),
-)
-"""Knobs that decide which code is compiled; launches that differ in none of them share it in the search's cache."""
-
 Compiled = dict[tuple[str, ...], list[tuple[TrainConfig, float]]]
 """Configs that were compiled, with the seconds of that, in order, by the code that they share."""
 
@@ -203,8 +197,3 @@ def group_by_code(seen: Sequence[TrialResult]) -> Compiled:
         if config is not None and measured is not None and needs_compilation(config):
             groups.setdefault(find_code(config), []).append((config, measured.compile_seconds))
     return groups
-
-
-def find_code(config: TrainConfig) -> tuple[str, ...]:
-    """Return what decides which code is compiled for a config."""
-    return tuple(repr(getattr(config, name)) for name in CODE_KNOBS)

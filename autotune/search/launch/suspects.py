@@ -3,13 +3,15 @@
 launch failed     its values that never worked anywhere are suspects; where it drifted, those that are not exact; none
                   where the user's settings ran out of time likewise
 one suspect       guilty: no config has it again
-several           no config has two of them, until each has worked or failed without the others
+several           those that launches with the same error share, or whose type the error names, where there are any;
+                  no config has two of them, until each has worked or failed without the others
 none              the combination is at fault: no config has all of it again
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.records.config import TrainConfig, changed_fields, get_knob
@@ -40,12 +42,21 @@ _BROKEN = frozenset({TrialStatus.CRASHED, TrialStatus.UNSUPPORTED})
 _MILDEST = frozenset({"compile_mode=default"})
 """What these do every other value does too, and more: where one of them crashes, so does the rest of its knob."""
 
+_NAMED = {
+    "precision=bf16": re.compile("bfloat16", re.IGNORECASE),
+    "precision=fp16": re.compile(r"\bHalf\b|\bfloat16\b"),
+}
+"""Values whose type an error may name, as `not implemented for 'BFloat16'` does."""
+
 Values = frozenset[str]
 """Changes of the baseline, each as `name=value`."""
 
 
 Ended = tuple[TrainConfig, TrialStatus]
 """A launch, and how it ended."""
+
+_Launch = tuple[TrainConfig, TrialStatus, str]
+"""The same, with its error, which of other workers' is not known."""
 
 
 class Suspects:
@@ -67,19 +78,19 @@ class Suspects:
         elsewhere: Iterable[Ended] = (),
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
-        own = ((one.spec.config, one.status) for one in results if one.spec.config is not None)
-        launches = [*own, *elsewhere]
+        own = ((one.spec.config, one.status, one.error) for one in results if one.spec.config is not None)
+        launches = [*own, *((config, status, "") for config, status in elsewhere)]
         self.working: Values = frozenset[str]().union(
-            *(self._values(config) for config, status in launches if status is TrialStatus.COMPLETED),
+            *(self._values(config) for config, status, _ in launches if status is TrialStatus.COMPLETED),
             *(
                 self._values(config) - self._inexact(config)
-                for config, status in launches
+                for config, status, _ in launches
                 if status is TrialStatus.DRIFTED
             ),
         )
         """Values that were in a launch that came to its end."""
         self._failed = self._list_failed(launches)
-        found = [(values - self.working, status) for values, status in self._failed]
+        found = [(self._find_suspects(*one), one[1]) for one in self._failed]
         self.guilty: dict[str, TrialStatus] = {
             next(iter(suspects)): status
             for suspects, status in found
@@ -101,7 +112,7 @@ class Suspects:
             return True
         if any(_knob_of(value) in self._hopeless for value in values - self.working):
             return True
-        return any(failed <= values and not self._eases(values - failed, status) for failed, status in self._failed)
+        return any(failed <= values and not self._eases(values - failed, status) for failed, status, _ in self._failed)
 
     def list_blocked(self, free: Iterable[str]) -> list[Values]:
         """Return combinations of which no config has all, in a space where some knobs vary: most of what is blocked.
@@ -114,22 +125,34 @@ class Suspects:
         own = {name: f"{name}={get_knob(self._baseline, name)}" for name in _MEMORY_KNOBS.intersection(free)}
         failed = [
             values | (_keep_unnamed(own, values) if status is TrialStatus.OUT_OF_MEMORY else frozenset())
-            for values, status in self._failed
+            for values, status, _ in self._failed
         ]
         pairs = [
             frozenset(pair) for pair in itertools.combinations(sorted(self._open), 2) if len({*map(_knob_of, pair)}) > 1
         ]
         return [*(frozenset({value}) for value in self.guilty), *pairs, *failed]
 
-    def _list_failed(self, launches: Sequence[Ended]) -> list[tuple[Values, TrialStatus]]:
-        """Return the changes of each launch that failed, of which one or more may be why, and how it did."""
+    def _find_suspects(self, values: Values, status: TrialStatus, error: str) -> Values:
+        """Return which changes of a launch that failed may be why: none of what has worked elsewhere."""
+        suspects = values - self.working
+        if status not in _BROKEN or not error:
+            return suspects
+        for others, _, told in self._failed:
+            if told == error and others & suspects:  # it has failed likewise, so for the same reason
+                suspects &= others
+        named = frozenset(one for one, words in _NAMED.items() if one in suspects and words.search(error))
+        # A compiler names the types of what it was at work on, whatever is wrong.
+        return named if named and not any(_knob_of(one) == "compile_mode" for one in suspects) else suspects
+
+    def _list_failed(self, launches: Sequence[_Launch]) -> list[tuple[Values, TrialStatus, str]]:
+        """Return the changes of each launch that failed, of which one or more may be why, how it did, and its error."""
         blamed = _FAILED - _find_excused(launches, self._baseline)
         failed = [
-            (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status)
-            for config, status in launches
+            (self._inexact(config) if status is TrialStatus.DRIFTED else self._values(config), status, error)
+            for config, status, error in launches
             if status in blamed
         ]
-        return [(values, status) for values, status in failed if values]
+        return [one for one in failed if one[0]]
 
     def _eases(self, added: Values, status: TrialStatus) -> bool:
         saves = any(_knob_of(value) in _MEMORY_KNOBS for value in added)
@@ -153,9 +176,9 @@ class Suspects:
         )
 
 
-def _find_excused(launches: Iterable[Ended], baseline: TrainConfig) -> frozenset[TrialStatus]:
+def _find_excused(launches: Iterable[_Launch], baseline: TrainConfig) -> frozenset[TrialStatus]:
     """Return what no change is blamed for: running out of time, where the user's settings did and never ended."""
-    own = {status for config, status in launches if config == baseline}
+    own = {status for config, status, _ in launches if config == baseline}
     return frozenset({TrialStatus.TIMED_OUT}) & own if TrialStatus.COMPLETED not in own else frozenset()
 
 

@@ -48,7 +48,7 @@ def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     """Return whether a launch has failed in turns that need not fail alone.
 
     Memory is short for two sooner than for one, and two may want the same folder; whatever else fails, it does so alone
-    as well once launches before it have shown that two can run at a time.
+    as well once launches before it have shown that two can run at a time, or have failed alone as they did in turns.
 
     Args:
         log: of the search, without it.
@@ -57,7 +57,7 @@ def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     if result.measurement is not None or result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
         return False
     is_crowded = result.status is TrialStatus.OUT_OF_MEMORY or any(words in result.error for words in _TAKEN)
-    return is_crowded or not has_run_in_turns(log)
+    return is_crowded or not (has_run_in_turns(log) or log.clears_turns)
 
 
 def has_run_in_turns(log: SearchLog) -> bool:

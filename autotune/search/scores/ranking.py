@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from autotune.records.measurement import DISTURBED_SHARE
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.scores.baseline_level import ANCHOR_SPACING, PRIOR_DEGREES, PRIOR_SD, BaselineLevel
 from autotune.search.scores.objective import Judged
+from autotune.space import find_code, needs_compilation
 
 _SETTLED_CONFIDENCE = 0.995
 _MEDIAN_SQUARE = 0.455
@@ -333,12 +334,19 @@ class Ranking:
             before, known = None, 0  # the levels have moved
         if not self.baseline_level:
             return {}
-        moved: dict[str, list[tuple[int, Judged]]] = {one.key: [] for one in self._judged[known:]}
+        moved: dict[str, list[tuple[int, Judged]]] = {one.key: [] for one in self._list_moved(self._judged[known:])}
         for place, one in enumerate(self._judged):
             if one.key in moved:
                 moved[one.key].append((place, one))
         entries = {} if before is None else before._all
         return entries | {key: self._enter(key, group) for key, group in moved.items()}
+
+    def _list_moved(self, new: Sequence[Judged]) -> Sequence[Judged]:
+        """Return launches of all configs that new ones say something of."""
+        if self._planned_samples is None:
+            return new
+        codes = {find_code(one.config) for one in new}
+        return [one for one in self._judged if find_code(one.config) in codes]
 
     def _moves_levels(self, one: Judged) -> bool:
         return one.key == self._baseline_key or one.reference is not None
@@ -381,12 +389,14 @@ class Ranking:
         """Return what compiling costs beyond what it costs the baseline."""
         if self._planned_samples is None:
             return 0.0
-        return compile_cost([one.result for one in launches], self._planned_samples) - self._baseline_cost
+        alike = list_alike(launches[0].config, self._judged)
+        return compile_cost([one.result for one in launches], alike, self._planned_samples) - self._baseline_cost
 
     @cached_property
     def _baseline_cost(self) -> float:
         launches = [one.result for one in self._judged if one.key == self._baseline_key]
-        return 0.0 if self._planned_samples is None else compile_cost(launches, self._planned_samples)
+        alike = list_alike(self._baseline, self._judged)
+        return 0.0 if self._planned_samples is None else compile_cost(launches, alike, self._planned_samples)
 
     @cached_property
     def _repeats(self) -> list[list[float]]:
@@ -405,12 +415,32 @@ def is_disturbed(result: TrialResult) -> bool:
     return result.measurement is not None and result.measurement.taken_fraction > DISTURBED_SHARE
 
 
-def compile_cost(launches: Sequence[TrialResult], planned_samples: float) -> float:
+def compile_cost(launches: Sequence[TrialResult], alike: Sequence[TrialResult], planned_samples: float) -> float:
     """Return by how much compiling lowers the log throughput of a run of some samples.
 
-    log(1 + compile seconds · samples per second / samples); the first compilation counts, later ones are cached.
+    log(1 + compile seconds · samples per second / samples)
+
+    Args:
+        launches: of the config.
+        alike: of all configs that run the same code: the first compilation counts, the others have found it cached.
+        planned_samples: of the run.
     """
     measurements = [one.measurement for one in launches if one.measurement is not None]
-    seconds = max((one.compile_seconds for one in measurements), default=0.0)
+    seconds = find_compile_seconds([*launches, *alike])
     rate = statistics.fmean(one.samples_per_second for one in measurements) if measurements else 0.0
     return math.log1p(seconds * rate / planned_samples)
+
+
+def list_alike(config: TrainConfig, judged: Sequence[Judged]) -> list[TrialResult]:
+    """Return the launches that ran a config's compiled code, its own and others'; its own where nothing is compiled."""
+    if not needs_compilation(config):
+        key = config.key
+        return [one.result for one in judged if one.key == key]
+    code = find_code(config)
+    return [one.result for one in judged if find_code(one.config) == code]
+
+
+def find_compile_seconds(launches: Iterable[TrialResult]) -> float:
+    """Return how long the longest of some compilations took; 0 without any."""
+    measured = (one.measurement for one in launches)
+    return max((one.compile_seconds for one in measured if one is not None), default=0.0)

@@ -42,6 +42,7 @@ from autotune.records.layout import (
 )
 from autotune.records.probe import MachineReport, ProbeReport
 from autotune.records.profile import MAX_PROFILE_BYTES, Profile
+from autotune.records.quality import DriftLimits
 from autotune.records.reading import describe_kind, parse_json, read_bytes
 from autotune.records.search import Recalled, Screens, SearchState
 from autotune.records.trial import TrialResult, TrialStatus
@@ -135,7 +136,10 @@ class SearchFolder:
         try:
             return read_record(self.path / RECALLED_FILE, Recalled)
         except AutotuneError:
-            recalled = recall(report, self.path.parents[1]) if self.read_state().uses_history else Recalled()
+            recalled, state = Recalled(), self.read_state()
+            if state.uses_history:
+                is_usual = state.max_drift == DriftLimits()
+                recalled = recall(report, self.path.parents[1], knows_refusals=is_usual)
         write_record(self.path / RECALLED_FILE, recalled)
         return recalled
 

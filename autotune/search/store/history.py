@@ -24,6 +24,7 @@ from autotune.records.config import KnobValue, changed_fields, is_user_knob
 from autotune.records.facts import ModelFacts
 from autotune.records.probe import ProbeReport
 from autotune.records.profile import Profile
+from autotune.records.quality import DriftLimits
 from autotune.records.search import KnownEffect, PastSearch, Recalled
 from autotune.search.log import SearchLog, list_changes
 from autotune.search.scores.ranking import is_disturbed
@@ -45,12 +46,13 @@ _MOST_KEPT = 100
 _LARGEST_FILE_BYTES = 256 * 1024
 
 
-def recall(report: ProbeReport, folder: Path, *, now: float | None = None) -> Recalled:
+def recall(report: ProbeReport, folder: Path, *, knows_refusals: bool = True, now: float | None = None) -> Recalled:
     """Return what earlier searches say of the changes of a target that was just probed.
 
     Args:
         report: of the probe.
         folder: the working folder.
+        knows_refusals: what was refused there is refused here too, by the usual limits.
         now: seconds since 1970; None for the clock's.
     """
     target = report.target
@@ -65,7 +67,7 @@ def recall(report: ProbeReport, folder: Path, *, now: float | None = None) -> Re
     effects = tuple(
         one.replace(log_sd=math.hypot(one.log_sd, sd))
         for one in past.effects
-        if (is_same or not one.failed) and (is_own or not is_user_knob(one.knob))
+        if ((is_same and knows_refusals) or not one.failed) and (is_own or not is_user_knob(one.knob))
     )
     if not effects:
         return Recalled()
@@ -117,7 +119,8 @@ def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) 
     baseline, target = log.problem.baseline, log.problem.report.target
     own = [one.config for one in log.judged if one.score.value is not None and not is_disturbed(one.result)]
     timed = frozenset[str]().union(*(list_changes(one, baseline, changed_fields(one, baseline)) for one in own))
-    refused = frozenset[str]().union(*(one for one in log.refused if len(one) == 1))
+    is_usual = log.problem.state.max_drift == DriftLimits()  # by others nothing is refused for the next search
+    refused = frozenset[str]().union(*(one for one in log.refused if len(one) == 1 and is_usual))
     failed = refused | log.find_suspects(count_overdue=False).guilty.keys()
     return PastSearch(
         ended_at=time.time(),
@@ -138,6 +141,8 @@ def make_past(log: SearchLog, profile: Profile, effects: Effects, folder: Path) 
             KnownEffect(knob=name, value=value, log_speedup=mean, log_sd=sd, failed=f"{name}={value}" in failed)
             for (name, value), (mean, sd) in effects.items()
             if f"{name}={value}" in timed | failed
+            # Of a planned run the model has its compilation in what it brings, which another run shares out otherwise.
+            if name != "compile_mode" or log.problem.charged_samples is None
         ),
     )
 

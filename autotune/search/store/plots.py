@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 
 from autotune.errors import UsageError
 
-_MEASURED = "log speed-up"
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>autotune: plots of {name}</title></head><body>
 {figures}
@@ -36,13 +35,14 @@ def render_plots(database: Path) -> str:
     study = _open_study(database)
     if not study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]):
         raise UsageError(f"{database} has no completed trial to be plotted", hint="autotune report says what happened")
+    measured = (study.metric_names or ["value"])[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few trials: the page shows how many there are
         drawn = [
-            visualization.plot_optimization_history(study, target_name=_MEASURED),
-            visualization.plot_param_importances(study, target_name=_MEASURED),
-            visualization.plot_parallel_coordinate(study, target_name=_MEASURED),
-            visualization.plot_slice(study, target_name=_MEASURED),
+            visualization.plot_optimization_history(study, target_name=measured),
+            visualization.plot_param_importances(study, target_name=measured),
+            visualization.plot_parallel_coordinate(study, target_name=measured),
+            visualization.plot_slice(study, target_name=measured),
         ]
     figures = (figure.to_html(full_html=False, include_plotlyjs=not at) for at, figure in enumerate(drawn))
     return _PAGE.format(name=database.parent.name, figures="\n".join(figures))
