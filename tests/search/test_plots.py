@@ -14,7 +14,7 @@ from autotune.search.store.plots import render_plots
 def make_study(path: Path, trials: int) -> Path:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(study_name="autotune", storage=f"sqlite:///{path}", direction="maximize")
-    study.set_metric_names(["log of the memory saved"])
+    study._storage.set_study_system_attr(study._study_id, "study:metric_names", ["log of the memory saved"])
     study.optimize(lambda trial: 0.1 * trial.suggest_categorical("num_workers", [0, 2, 4]), n_trials=trials)
     return path
 
