@@ -167,7 +167,9 @@ class OptimizerHooks:
             finally:
                 self._timer.leave()
             # A gradient that is itself differentiated is a part of some loss, not a step.
-            if not kwargs.get("create_graph") and not self._is_attack():
+            if self._is_attack():
+                self._watch.took_gradients()
+            elif not kwargs.get("create_graph"):
                 self._watch.went_backward(_scalar(outputs))
             return gradients
 

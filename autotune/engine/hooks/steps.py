@@ -52,6 +52,7 @@ class StepWatch:
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._aside: dict[str, list[int]] = {}
+        self._was_attacked = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -96,16 +97,17 @@ class StepWatch:
             model: by its id.
             samples: that it is called with.
             training: in training mode, with gradients; else it evaluates.
-            is_tracked: with gradients: where no other batch is fetched before a training call, it was a part of a step.
+            is_tracked: with gradients: where they are taken (`took_gradients`), and no other batch is fetched before a
+                training call, it was a part of a step.
         """
         if not training:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
             self._pending.clear()
             return
-        if self._aside and not self._fresh:
+        if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
-        self._aside = {}
+        self._aside, self._was_attacked = {}, False
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)
@@ -122,6 +124,10 @@ class StepWatch:
         """
         if self.training_loaders:
             self._fresh = {key: counts for key, counts in self._fresh.items() if key in self.training_loaders}
+
+    def took_gradients(self) -> None:
+        """Gradients were taken of what was called in eval mode: an attack on the batch, and no part of the loss."""
+        self._was_attacked = True
 
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
