@@ -177,7 +177,7 @@ class OptimizerHooks:
 
     def _is_attack(self) -> bool:
         """Return whether gradients were taken in the midst of a step, of what was called in eval mode for them."""
-        return not self._watch.is_by_hand and (self._watch.is_in_step or self._timer.is_aside)
+        return not self._watch.is_by_hand and (self._watch.is_in_step or self._watch.is_evaluating)
 
     def _watch_scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:

@@ -43,6 +43,7 @@ class StepWatch:
 
     Attributes:
         training_loaders: keys of the loaders whose batches were trained on.
+        is_evaluating: the last outermost call was of a model in eval mode.
     """
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
@@ -52,7 +53,7 @@ class StepWatch:
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._aside: dict[str, list[int]] = {}
-        self._was_attacked = False
+        self._was_attacked = self.is_evaluating = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -100,6 +101,7 @@ class StepWatch:
             is_tracked: with gradients: where they are taken (`took_gradients`), and no other batch is fetched before a
                 training call, it was a part of a step.
         """
+        self.is_evaluating = not training
         if not training:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
