@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from autotune.adapters.live import LIVE
 from autotune.adapters.tuned import Tuned
 from autotune.emit.export import export_profile
-from autotune.engine.dataloader import count_samples, move_batch
+from autotune.engine.dataloader import count_samples, move_batch, read_batch_size
 from autotune.errors import TargetError, UsageError
 from autotune.records.config import TrainConfig, spread_config
 
@@ -63,11 +63,13 @@ class TunedCallback(Tuned, Callback):  # type: ignore[misc]
         """Accumulate as the answer has it, where its micro batch is what the loader gives."""
         each = spread_config(self._profile.config, self._profile.world_size)
         trainer.fit_loop.setup_data()
-        found = getattr(trainer.train_dataloader, "batch_size", None)
+        loader = trainer.train_dataloader
+        found = read_batch_size(loader) if isinstance(loader, DataLoader) else None
         if found == each.micro_batch_size:
             trainer.accumulate_grad_batches = each.gradient_accumulation_steps
             return
-        told = f"the loader gives batches of {found}, and the answer's are of {each.micro_batch_size}"
+        given = "batches of a size that it does not tell" if found is None else f"batches of {found}"
+        told = f"the loader gives {given}, and the answer's are of {each.micro_batch_size}"
         warnings.warn(f"{told}: the accumulation is left as it is, for the same effective batch", stacklevel=2)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -130,8 +129,7 @@ class _Checkpointed(partial[Any]):
     """The forward of a block whose activations are recomputed; a copy and a pickle of the block have its plain one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        block = self.args[0]
-        return MethodType, (type(block).forward, block)
+        return getattr, (self.args[0], "forward")
 
 
 def _run_block(block: nn.Module, plain: Callable[..., Any], contexts: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

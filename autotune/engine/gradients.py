@@ -10,6 +10,7 @@ an optimizer for each of a set.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -247,10 +248,7 @@ def _read_gradient(optimizer: Optimizer, arm: _Arm) -> Tensor:
 
 def _copy_state(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     """Return the state that an optimizer was built with, most with none."""
-    return {
-        parameter: {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
-        for parameter, values in optimizer.state.items()
-    }
+    return {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
 
 
 def _copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) ->
 
 def is_fresh(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has taken no step; Adagrad fills its state when it is built."""
-    return all("step" in one and float(one["step"]) == 0.0 for one in optimizer.state.values())
+    return all(
+        isinstance(one, Mapping) and "step" in one and float(one["step"]) == 0.0 for one in optimizer.state.values()
+    )
 
 
 def _begin_late_momentum(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

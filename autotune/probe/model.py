@@ -36,7 +36,7 @@ def describe_models(
     return ModelFacts(
         parameter_count=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        has_batch_norm=any(_keeps_statistics(module) for model in models for module in model.modules()),
+        has_batch_norm=any(map(keeps_statistics, models)),
         has_4d_convolution=any(map(has_4d_convolution, models)),
         calls_attention=operations.attention,
         checkpointable_blocks=sum(len(find_repeated_blocks(model)) for model in models),
@@ -45,8 +45,12 @@ def describe_models(
     )
 
 
-def _keeps_statistics(module: nn.Module) -> bool:
-    """Return whether each training call of a layer changes what it keeps: of smaller batches there are more calls."""
+def keeps_statistics(model: nn.Module) -> bool:
+    """Return whether each training call changes what a layer keeps: of smaller batches there are more calls."""
+    return any(map(_keeps, model.modules()))
+
+
+def _keeps(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module.track_running_stats
     is_spectral = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())

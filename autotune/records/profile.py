@@ -19,7 +19,7 @@ from autotune.records.quality import LossBand, Margin, QualityCheck
 from autotune.records.reading import is_preset
 
 MAX_PROFILE_BYTES = 1024 * 1024
-WORKLOAD_PLACE = re.compile(r"(.+\.py|[\w.]+):[A-Za-z_][\w.]*")
+WORKLOAD_PLACE = re.compile(r"((?:(?!\.py\s|\s-).)+\.py|[\w.]+):[^\W\d][\w.]*")
 """How a workload is named: by its file or module, and its name there."""
 _OLD_BASELINE_METHOD = "the baseline itself"
 

@@ -280,7 +280,8 @@ def _holds_proof(path: Path, profile: Profile) -> bool:
         before = Profile.load(path)
     except AutotuneError:
         return False
-    same = (before.target, before.hardware.fingerprint, before.software.fingerprint) == (
+    target = before.target.replace(launched_processes=profile.target.launched_processes)  # older files have it not
+    same = (target, before.hardware.fingerprint, before.software.fingerprint) == (
         profile.target,
         profile.hardware.fingerprint,
         profile.software.fingerprint,

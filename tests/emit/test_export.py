@@ -282,6 +282,7 @@ def test_a_script_is_given_lines_to_paste() -> None:
         ("train.py:workload", False),
         ("my train.py:workload", False),
         ("a.b:c", False),
+        ("train.py --config=b.py:c", True),
     ],
 )
 def test_a_script_may_be_one_word(label: str, is_script: bool) -> None:

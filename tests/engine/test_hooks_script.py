@@ -429,6 +429,83 @@ def test_an_attack_on_the_batch_is_a_part_of_its_step() -> None:
     assert hung.turns.count(False) <= 3  # of the first step, when the loader was not known
 
 
+def test_a_batch_that_is_fetched_ahead_hides_no_loss() -> None:
+    model = make_model()
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = iter(DataLoader(TensorDataset(torch.randn(24, 6)), batch_size=4))
+        (x,) = next(batches)
+        for following in batches:
+            loss = model(x).sum()
+            (x,) = following
+            for parameter, gradient in zip(
+                model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+            ):
+                parameter.grad = gradient
+            optimizer.step()
+    assert [len(one.losses) for one in hung.steps] == [1] * len(hung.steps)
+
+
+def test_an_attacked_evaluation_is_no_training() -> None:
+    model, held_out = make_model(), DataLoader(TensorDataset(torch.randn(8, 6)), batch_size=4)
+    with hang() as hung:
+        take_step(model, torch.ones(4, 6))
+        before = len(hung.turns)
+        model.eval()
+        for (x,) in held_out:
+            x.requires_grad_()
+            model(x).sum().backward()
+            model(x + x.grad)
+        assert set(hung.turns[before:]) == {False}
+
+
+def test_an_evaluation_on_the_training_data_adds_no_samples() -> None:
+    model, loader = make_model(), DataLoader(TensorDataset(torch.randn(20, 6)), batch_size=4)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model.train()
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+            model.eval()
+            for (x,) in loader:  # with gradients
+                model(x)
+    assert {one.samples for one in hung.steps} == {4}
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_a_model_with_recomputed_blocks_is_saved_as_it_is(how: str) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layers(x)
+
+    model, x = nn.Sequential(Block(), Block()), torch.ones(4, 6)
+    with hang({"activation_checkpointing": how}):
+        take_step(model, x)
+        assert "forward" in vars(model[0])
+        assert torch.equal(copy.deepcopy(model)(x), model(x))
+        reduced = model[0].forward.__reduce__()  # type: ignore[operator]
+        assert reduced == (getattr, (model[0], "forward"))
+
+
+def test_an_optimizer_may_keep_anything_in_its_state() -> None:
+    class Counting(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.state["steps"] = 0  # type: ignore[index, assignment]
+
+    model = make_model()
+    with hang({"optimizer_implementation": "foreach"}):
+        optimizer = Counting(model.parameters())
+        model(torch.ones(4, 6)).sum().backward()
+        optimizer.step()
+
+
 def test_a_model_can_be_scripted_while_it_is_hooked() -> None:
     model = nn.Sequential(nn.Linear(6, 2))
     with hang():

@@ -55,6 +55,8 @@ def test_what_launches_with_the_same_error_share_is_suspected():
     assert not blocks(results, WORKERS, MALLOC)
     others = [crash("boom", BF16, WORKERS), crash("bang", BF16, MALLOC)]
     assert Suspects(others, BASELINE).guilty == {}
+    untold = [one.replace(cause="no-result") for one in results]
+    assert Suspects(untold, BASELINE).guilty == {}
     apart = [crash("boom", BF16), crash("boom", WORKERS)]
     assert sorted(Suspects(apart, BASELINE).guilty) == ["num_workers=2", "precision=bf16"]
 

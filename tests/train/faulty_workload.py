@@ -51,6 +51,15 @@ class OutOfMemoryOverPairs(OutOfMemory):
         return loss + (found - found.T).square().mean()
 
 
+class OutOfMemoryNormalised(OutOfMemory):
+    """Its batch norm keeps statistics: more micro batches are more of them, and so is what is recomputed."""
+
+    def build_model(self) -> nn.Module:
+        type(self).steps = 0
+        block = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
+        return nn.Sequential(nn.Sequential(*block), nn.Linear(6, 1))
+
+
 class OutOfHostMemory(OutOfMemory):
     error = RuntimeError
     text = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
@@ -239,6 +248,7 @@ class NeedsGradients(Quiet):
 
 quiet = Quiet()
 out_of_memory = OutOfMemory()
+out_of_memory_normalised = OutOfMemoryNormalised()
 out_of_memory_over_pairs = OutOfMemoryOverPairs()
 truncated_file = TruncatedFile()
 draws_by_itself = DrawsByItself()

@@ -35,7 +35,10 @@ class Origin:
 def describe_gain(profile: Profile, probe: ProbeReport, origin: Origin) -> list[str]:
     """Return what the answer saves of a training, in time and in money where that was asked for."""
     rate = profile.evidence.baseline_samples_per_second or probe.measurement.samples_per_second
-    aside = probe.target.aside_fraction
+    aside, costs, state = probe.target.aside_fraction, profile.one_off, origin.state
+    planned = None if state is None else state.planned_run
+    if costs.planned_seconds is None and planned is not None and planned.unit == "seconds":  # of an older search
+        profile = profile.replace(one_off=costs.replace(planned_seconds=planned.amount))
     saved = describe_saving(profile, rate, aside=aside)
     paid = ""
     if origin.price is not None:

@@ -58,7 +58,7 @@ class ModelHooks:
         turn: Callable[[bool], None],
         *,
         on_error: Callable[[Exception], None],
-        outside: Callable[[Callable[[], Any]], Any] = lambda call: call(),
+        outside: Callable[[Callable[[], Any], bool], Any] = lambda call, _evaluates: call(),
         accompany: Prepare | None = None,
         inspects: bool = False,
     ) -> None:
@@ -198,7 +198,8 @@ class ModelHooks:
                 self._leave_training(module)
             elif has_something_to_train and not torch.is_grad_enabled():
                 self._watch.model_looked()
-            return self._outside(partial(_find_call(module), *args, **kwargs))
+            evaluates = has_something_to_train and not module.training
+            return self._outside(partial(_find_call(module), *args, **kwargs), evaluates)
 
     def _is_accompanied(self, module: nn.Module) -> bool:
         # Frozen in another type it answers in that, and what follows expects it.
@@ -223,10 +224,9 @@ class ModelHooks:
                 put_back(module)  # frozen for a call alone: a critic, while its maker trains
                 return module(*args, **kwargs)
             is_between = self._timer.is_between
+            own = partial(run, inner, args, kwargs) if is_between else partial(inner, *args, **kwargs)
             with self.unseen():
-                return self._outside(
-                    partial(run, inner, args, kwargs) if is_between else partial(inner, *args, **kwargs)
-                )
+                return self._outside(own, False)
 
         module.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=is_compiled(module))
         self._accompanied.append(held)
@@ -265,7 +265,7 @@ class ModelHooks:
                     self._leave_training(root)
                 else:
                     self._watch.model_looked()
-                return self._outside(partial(inner if root.training else own, *args, **kwargs))
+                return self._outside(partial(inner if root.training else own, *args, **kwargs), not root.training)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
         root.__dict__["_compiled_call_impl"] = _RootCall(call, of_compiled=compiled)
@@ -301,8 +301,8 @@ class ModelHooks:
 
     def _leave_training(self, module: nn.Module) -> None:
         is_tracked = torch.is_grad_enabled()
-        if is_tracked and self._watch.is_in_step:
-            return  # an attack on the batch to be trained on, or its pseudo-labels
+        if is_tracked and self._watch.look_at_batch():
+            return  # an attack on the batch to be trained on
         self._turn(False)
         self._watch.model_called(id(module), 0, training=False, is_tracked=is_tracked)
 

@@ -139,7 +139,8 @@ class OptimizerHooks:
 
     def _watch_backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self._go_on()
+            if not self._watch.is_evaluating:
+                self._go_on()
             self._timer.enter("backward")
             try:
                 with self._models.unseen():  # recomputed activations are no new calls
@@ -176,8 +177,8 @@ class OptimizerHooks:
         return grad
 
     def _is_attack(self) -> bool:
-        """Return whether gradients were taken in the midst of a step, of what was called in eval mode for them."""
-        return not self._watch.is_by_hand and (self._watch.is_in_step or self._watch.is_evaluating)
+        """Return whether gradients were taken of what was called in eval mode for them."""
+        return self._watch.is_evaluating and not self._watch.is_by_hand
 
     def _watch_scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:

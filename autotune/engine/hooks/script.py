@@ -221,14 +221,15 @@ class ScriptHooks:
             self._own_kernels = list_attention_kernels()
         self._stack.enter_context(process_settings(self._settings.config, self._settings.changed))
 
-    def _run_outside(self, call: Callable[[], Any]) -> Any:
-        """Return what a call that trains nothing does, with the script's own attention kernels and layout.
+    def _run_outside(self, call: Callable[[], Any], evaluates: bool) -> Any:
+        """Return what a call that trains nothing does, with the script's own attention kernels.
 
-        Ours were chosen for training calls, which may be in other types, and are all that launches of a search run.
+        Ours were chosen for training calls, which may be in other types. What an evaluation is given is laid out as the
+        script has it: launches of a search run none of its code.
         """
         with sdpa_kernel(self._own_kernels) if self._own_kernels else nullcontext():
             returned = call()
-        return _lay_out_plainly(returned) if "memory_format" in self._settings.changed else returned
+        return _lay_out_plainly(returned) if evaluates and "memory_format" in self._settings.changed else returned
 
     @contextmanager
     def _watch_autocast(self) -> Iterator[None]:

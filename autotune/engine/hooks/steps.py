@@ -43,7 +43,6 @@ class StepWatch:
 
     Attributes:
         training_loaders: keys of the loaders whose batches were trained on.
-        is_evaluating: the last outermost call was of a model in eval mode.
     """
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
@@ -53,7 +52,8 @@ class StepWatch:
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._aside: dict[str, list[int]] = {}
-        self._was_attacked = self.is_evaluating = False
+        self._looks_tracked = self._awaits_backward = False
+        self._was_attacked = self._has_looked = self._evaluates = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -82,14 +82,31 @@ class StepWatch:
 
     def loader_yielded(self, key: str, samples: int) -> None:
         """A loader gave a batch."""
-        self._aside = {}
+        if self._has_looked and not self._was_attacked:  # another one before the last was trained on: an evaluation
+            self._fresh.clear()
+            self._evaluates = True
+        self._aside, self._has_looked = {}, False
         self._fresh.setdefault(key, []).append(samples)
 
     @property
-    def is_in_step(self) -> bool:
-        """A batch to be trained on is there, of each loader that is known for it the next one."""
-        fresh = self._fresh
-        return bool(fresh) and fresh.keys() <= self.training_loaders and all(len(one) == 1 for one in fresh.values())
+    def is_evaluating(self) -> bool:
+        """The last outermost call was of a model in eval mode, with gradients, and no training call awaits its own.
+
+        What goes backward then is no loss that is trained on.
+        """
+        return self._looks_tracked and not self._awaits_backward
+
+    def look_at_batch(self) -> bool:
+        """Hear that an outermost call in eval mode, with gradients, begins; return whether it is a part of a step.
+
+        It is where the next batch of each loader that is trained from is all there is: an attack on what will be
+        trained on.
+        """
+        self._looks_tracked = True
+        fresh, known = self._fresh, self.training_loaders
+        is_next = bool(fresh) and fresh.keys() <= known and all(len(one) == 1 for one in fresh.values())
+        self._has_looked = is_next and not self._evaluates
+        return self._has_looked
 
     def model_called(self, model: int, samples: int, *, training: bool, is_tracked: bool = False) -> None:
         """An outermost model call begins.
@@ -101,7 +118,7 @@ class StepWatch:
             is_tracked: with gradients: where they are taken (`took_gradients`), and no other batch is fetched before a
                 training call, it was a part of a step.
         """
-        self.is_evaluating = not training
+        self._looks_tracked, self._awaits_backward = is_tracked and not training, self._awaits_backward or training
         if not training:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
@@ -109,7 +126,8 @@ class StepWatch:
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
-        self._aside, self._was_attacked = {}, False
+        self._aside = {}
+        self._was_attacked = self._has_looked = self._evaluates = False
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)
@@ -133,6 +151,7 @@ class StepWatch:
 
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
+        self._awaits_backward = False
         self.training_loaders |= self._pending
         self._commit()
         if loss is not None and not self._is_evaluated_again():

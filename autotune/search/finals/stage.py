@@ -36,7 +36,7 @@ from autotune.search.finals.rounds import (
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
-from autotune.search.scores.ranking import compile_cost, list_alike
+from autotune.search.scores.ranking import compile_cost, find_compile_seconds, list_alike
 
 
 def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
@@ -242,6 +242,7 @@ def _cost_of(log: SearchLog) -> Cost:
             return more
         key = config.key
         searched = [one.result for one in log.judged if one.key == key]
-        return more + compile_cost([*searched, *finals], list_alike(config, log.judged), planned_samples)
+        longest = find_compile_seconds(list_alike(config, log.judged))
+        return more + compile_cost([*searched, *finals], longest, planned_samples)
 
     return cost

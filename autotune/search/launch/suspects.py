@@ -42,6 +42,9 @@ _BROKEN = frozenset({TrialStatus.CRASHED, TrialStatus.UNSUPPORTED})
 _MILDEST = frozenset({"compile_mode=default"})
 """What these do every other value does too, and more: where one of them crashes, so does the rest of its knob."""
 
+_UNTOLD = ("no-result", "crash-exit", "crash-signal", "server-died")
+"""Causes of which an error says nothing: it is the same of whatever it was."""
+
 _NAMED = {
     "precision=bf16": re.compile("bfloat16", re.IGNORECASE),
     "precision=fp16": re.compile(r"\bHalf\b|\bfloat16\b"),
@@ -78,7 +81,11 @@ class Suspects:
         elsewhere: Iterable[Ended] = (),
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
-        own = ((one.spec.config, one.status, one.error) for one in results if one.spec.config is not None)
+        own = (
+            (one.spec.config, one.status, "" if one.cause in _UNTOLD else one.error)
+            for one in results
+            if one.spec.config is not None
+        )
         launches = [*own, *((config, status, "") for config, status in elsewhere)]
         self.working: Values = frozenset[str]().union(
             *(self._values(config) for config, status, _ in launches if status is TrialStatus.COMPLETED),

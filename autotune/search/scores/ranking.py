@@ -349,7 +349,9 @@ class Ranking:
         return [one for one in self._judged if find_code(one.config) in codes]
 
     def _moves_levels(self, one: Judged) -> bool:
-        return one.key == self._baseline_key or one.reference is not None
+        is_charged = self._planned_samples is not None and needs_compilation(self._baseline)
+        is_alike = is_charged and find_code(one.config) == find_code(self._baseline)
+        return one.key == self._baseline_key or one.reference is not None or is_alike
 
     def _enter(self, key: str, group: list[tuple[int, Judged]]) -> Entry | None:
         measured = [(place, one) for place, one in group if one.score.status is not TrialStatus.TOO_SLOW]
@@ -389,14 +391,24 @@ class Ranking:
         """Return what compiling costs beyond what it costs the baseline."""
         if self._planned_samples is None:
             return 0.0
-        alike = list_alike(launches[0].config, self._judged)
-        return compile_cost([one.result for one in launches], alike, self._planned_samples) - self._baseline_cost
+        longest = self._compiled.get(find_code(launches[0].config), 0.0)
+        return compile_cost([one.result for one in launches], longest, self._planned_samples) - self._baseline_cost
 
     @cached_property
     def _baseline_cost(self) -> float:
         launches = [one.result for one in self._judged if one.key == self._baseline_key]
-        alike = list_alike(self._baseline, self._judged)
-        return 0.0 if self._planned_samples is None else compile_cost(launches, alike, self._planned_samples)
+        longest = self._compiled.get(find_code(self._baseline), 0.0)
+        return 0.0 if self._planned_samples is None else compile_cost(launches, longest, self._planned_samples)
+
+    @cached_property
+    def _compiled(self) -> dict[tuple[str, ...], float]:
+        """Seconds of the longest compilation of each code, whichever config was the first to need it."""
+        longest: dict[tuple[str, ...], float] = {}
+        for one in self._judged:
+            if needs_compilation(one.config):
+                code = find_code(one.config)
+                longest[code] = max(longest.get(code, 0.0), find_compile_seconds([one.result]))
+        return longest
 
     @cached_property
     def _repeats(self) -> list[list[float]]:
@@ -415,18 +427,18 @@ def is_disturbed(result: TrialResult) -> bool:
     return result.measurement is not None and result.measurement.taken_fraction > DISTURBED_SHARE
 
 
-def compile_cost(launches: Sequence[TrialResult], alike: Sequence[TrialResult], planned_samples: float) -> float:
+def compile_cost(launches: Sequence[TrialResult], longest: float, planned_samples: float) -> float:
     """Return by how much compiling lowers the log throughput of a run of some samples.
 
     log(1 + compile seconds · samples per second / samples)
 
     Args:
         launches: of the config.
-        alike: of all configs that run the same code: the first compilation counts, the others have found it cached.
+        longest: compilation in seconds, of any config that runs the same code: the others have found it cached.
         planned_samples: of the run.
     """
     measurements = [one.measurement for one in launches if one.measurement is not None]
-    seconds = find_compile_seconds([*launches, *alike])
+    seconds = max(longest, find_compile_seconds(launches))
     rate = statistics.fmean(one.samples_per_second for one in measurements) if measurements else 0.0
     return math.log1p(seconds * rate / planned_samples)
 

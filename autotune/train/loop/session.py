@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from autotune.distributed.training import RankTraining
 from autotune.distributed.world import Command, World
@@ -24,6 +25,7 @@ from autotune.engine.device import release_cached
 from autotune.engine.loop import Training, backend_settings
 from autotune.errors import CheckpointError, TargetError
 from autotune.isolation.causes import explain_exception
+from autotune.probe.model import keeps_statistics
 from autotune.records.config import TrainConfig
 from autotune.records.run import GuardSummary, RunPlan
 from autotune.records.training_process import TrainingProgress
@@ -169,8 +171,8 @@ class Session:
                     self._note(loop)
             except (FaultFound, TargetError) as error:
                 fault = self._find_fault(error)
-                can_recompute = training is not None and can_checkpoint(training.model)
-                knobs = replace(workload_knobs(can_recompute=can_recompute), batches=self.may_split is not False)
+                can_recompute = training is not None and _can_recompute(training.model)
+                knobs = workload_knobs(can_recompute=can_recompute, splits=self.may_split is not False)
                 choice = choose_step_down(fault, self.plan, knobs, policy=self.policy)
                 if choice is None:
                     raise self._give_up(error) from error.__cause__
@@ -182,13 +184,15 @@ class Session:
         last = plan.step_downs[-1] if plan.step_downs else None
         if last is None or last.action != "fewer-samples" or last.cause != "oom-killed":
             return
-        knobs = workload_knobs(can_recompute=can_checkpoint(self.loaded.workload.build_model()))
+        knobs = workload_knobs(can_recompute=_can_recompute(self.loaded.workload.build_model()))
         before = plan.replace(step_downs=plan.step_downs[:-1])
         fault, choice = Fault(last.cause, last.detail, last.step), Choice(last.action, last.config)
         kept = self._keep_sameness(fault, choice, knobs, plan=before)
         if kept != choice:
             self.folder.write_plan(before)
             self._step_down(fault, kept)
+            if self.world is not None:  # the others have been given the plan already
+                raise FreshProcessNeeded(fault.detail, hint=f"go on with --resume --run-dir {self.folder.path}")
 
     def _keep_sameness(
         self, fault: Fault, choice: Choice, knobs: AdjustableKnobs, *, plan: RunPlan | None = None
@@ -215,12 +219,12 @@ class Session:
             self.callbacks.warn("whether smaller micro batches learn the same could not be found out")
         if self.may_split is not False:
             return choice
-        other = choose_step_down(fault, plan or self.plan, replace(knobs, batches=False), policy=self.policy)
+        other = choose_step_down(fault, plan or self.plan, replace(knobs, splits=False), policy=self.policy)
         if other is None:
             raise TargetError(
                 f"{fault.detail}; a smaller micro batch would be another training: the gradient of a batch is not that "
-                "of its parts, as with BatchNorm and losses over pairs in it",
-                hint="free memory, take activation checkpointing, or choose a smaller batch yourself in a new run",
+                "of its parts, or a layer keeps statistics of it, as BatchNorm does",
+                hint="free memory and go on with --resume, or choose a smaller batch yourself in a new run",
             )
         return other
 
@@ -368,3 +372,7 @@ class Session:
     def _free_memory(self) -> None:
         gc.collect()
         release_cached(self.device)
+
+
+def _can_recompute(model: nn.Module) -> bool:
+    return can_checkpoint(model) and not keeps_statistics(model)  # a recomputed layer would update them twice

@@ -14,6 +14,7 @@ from autotune.errors import UsageError
 from autotune.format import format_percent
 from autotune.isolation.causes import explain_exception
 from autotune.probe.additivity import measure_additivity
+from autotune.probe.model import keeps_statistics
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.user_code import blame_target
@@ -79,8 +80,10 @@ def is_same_split(
         world_size: processes that train together: then it was asked before whether it may be shared out.
         sources: global generators that the samples draw from.
     """
+    if keeps_statistics(loaded.workload.build_model()):
+        return False
     if world_size > 1:
-        return not any(isinstance(one, nn.SyncBatchNorm) for one in loaded.workload.build_model().modules())
+        return True
     while True:
         try:
             found = measure_additivity(loaded, config, device, seed=0, random_sources=sources, windows=1)

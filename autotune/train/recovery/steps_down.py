@@ -121,23 +121,26 @@ class AdjustableKnobs:
     Attributes:
         remedies: for each cause what to try, the smallest change first.
         batches: micro batch and accumulation can be changed, together.
+        splits: a smaller micro batch is the same training, as far as that is known.
         workers: the loader's workers can be changed.
         recomputation: the model has blocks whose activations can be recomputed.
     """
 
     remedies: Mapping[Cause, tuple[Remedy, ...]]
     batches: bool = True
+    splits: bool = True
     workers: bool = True
     recomputation: bool = False
 
 
-def workload_knobs(*, can_recompute: bool = False) -> AdjustableKnobs:
+def workload_knobs(*, can_recompute: bool = False, splits: bool = True) -> AdjustableKnobs:
     """Return what can be changed about a workload.
 
     Args:
         can_recompute: its model has blocks whose activations can be recomputed.
+        splits: a smaller micro batch is the same training, as far as that is known.
     """
-    return AdjustableKnobs(_OF_WORKLOADS, recomputation=can_recompute)
+    return AdjustableKnobs(_OF_WORKLOADS, splits=splits, recomputation=can_recompute)
 
 
 def script_knobs(flags: frozenset[str], *, knows_loaders: bool) -> AdjustableKnobs:
@@ -241,7 +244,7 @@ def _repeat(situation: _Situation) -> Choice | None:
 
 def _take_fewer_samples(situation: _Situation) -> Choice | None:
     config = situation.config
-    if not situation.knobs.batches or config.micro_batch_size == 1:
+    if not (situation.knobs.batches and situation.knobs.splits) or config.micro_batch_size == 1:
         return None
     effective = config.effective_batch_size
     smaller = _largest_divisor(effective, at_most=config.micro_batch_size // 2)
