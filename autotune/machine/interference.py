@@ -11,6 +11,7 @@ A reading opens a handful of small files under /proc and /sys. What cannot be re
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import resource
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.machine.cgroups import find_throttle_readers
+from autotune.machine.cgroups import find_throttle_readers, read_cpu_quota
 from autotune.machine.gpu_state import GpuWatch
 from autotune.records.measurement import GpuState, Interference
 
@@ -95,7 +96,7 @@ class InterferenceMeter:
         self._own_cpu_seconds = own_cpu_seconds or partial(_read_own_cpu_seconds, root)
         # Found once: a thread pool that pins its threads later would shrink the answer to one CPU.
         self._cpus = _name_usable_cpus()
-        self._throttle_readers = find_throttle_readers(root)
+        self._throttle_readers, self._quota = find_throttle_readers(root), read_cpu_quota(root)
         self._before = self._count()
 
     def start(self) -> None:
@@ -105,14 +106,15 @@ class InterferenceMeter:
     def read(self) -> Interference:
         """Return what happened since `start` or the last `read`, and begin the next interval.
 
-        Shares are of all CPU time or of the wall time, 0 to 1. None stands for what cannot be read and for every share
-        of an interval without length. The kernel counts CPU time in ticks (1/100 s), so that an interval far below a
-        second tells little. `throttled_fraction` is an upper bound: the kernel adds up the CPUs held at once.
+        Shares are of all CPU time, or of a quota's, or of the wall time, 0 to 1. None stands for what cannot be read
+        and for every share of an interval without length. The kernel counts CPU time in ticks (1/100 s), so that an
+        interval far below a second tells little. `throttled_fraction` is an upper bound: the kernel adds up the CPUs
+        held at once.
         """
         before, after = self._before, self._count()
         self._before = after
         wall_seconds = after.now_seconds - before.now_seconds
-        foreign, steal = _compare_cpu(before, after)
+        foreign, steal = (self._take_from_quota(share, *_compare_cpu(before, after)) for share in (0, 1))
         held = [
             _share(late, early, wall_seconds)
             for late, early in zip(after.throttled_seconds, before.throttled_seconds, strict=True)
@@ -129,6 +131,20 @@ class InterferenceMeter:
             major_faults=max(0, after.major_faults - before.major_faults),
             gpu=self._read_gpu(),
         )
+
+    def _take_from_quota(self, place: int, *shares: float | None) -> float | None:
+        """Return what others have taken of the CPUs that a quota allows: none while as many are left.
+
+        Args:
+            place: which of the shares.
+            shares: that others had of all CPUs in sight.
+        """
+        own, taken = shares[place], math.fsum(share or 0.0 for share in shares)
+        visible = (os.cpu_count() or 1) if self._cpus is None else len(self._cpus)
+        if own is None or self._quota is None or self._quota >= visible or taken == 0.0:
+            return own
+        lost = max(0.0, self._quota - visible * (1.0 - taken)) / self._quota
+        return lost * own / taken
 
     def _count(self) -> _Counters:
         pressure = self._root / "proc/pressure"

@@ -98,6 +98,22 @@ def test_cpu_time(
     assert seen.steal_fraction == pytest.approx(steal, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("busy", "foreign"),
+    [
+        pytest.param({0: {"user": 50}, 2: {"idle": 50}}, 0.0, id="as many are idle as the quota allows"),
+        pytest.param({0: {"user": 50}, 2: {"user": 25, "idle": 25}}, 0.5, id="half of the quota is left"),
+        pytest.param({0: {"user": 50}, 2: {"user": 50}}, 1.0, id="nothing is left"),
+    ],
+)
+def test_of_a_quota_others_take_what_is_not_left_for_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, busy: dict[int, dict[str, int]], foreign: float
+) -> None:
+    monkeypatch.setattr("autotune.machine.interference.read_cpu_quota", lambda _root: 1.0)
+    seen = read_interval(machine, stat(cpus={0: {}, 2: {}}), stat(cpus=busy))
+    assert seen.foreign_cpu_fraction == pytest.approx(foreign, abs=1e-9)
+
+
 GOOD = stat(cpus={0: {"user": 40}, 2: {"idle": 60}})
 
 

@@ -1676,3 +1676,10 @@ def test_a_look_ends_before_an_epoch_does_where_its_points_can_be_apart_all_the_
 ) -> None:
     plan = GradientPlan(windows=24, later_steps=100)
     assert end_within_epoch(plan, steps) == plan.replace(later_steps=later_steps)
+
+
+def test_steps_that_a_loss_scaler_leaves_out_are_its_precisions():
+    config = BASE.replace(**{**MANY, "precision": "fp16"})
+    skipped = make_check("schedule", "inferior").replace(metric="skipped steps")
+    blame = find_culprit(Screens(), config, (make_check("gradients"), skipped))
+    assert blame.knobs == ("precision",)

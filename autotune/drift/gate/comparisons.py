@@ -134,6 +134,12 @@ def _is_quiet(later: Sequence[GradientEquivalence]) -> bool:
     return bool(later) and all(one.noise is not None and one.noise.high <= NOISE_PASSES for one in later)
 
 
+def leave_updates_open() -> GradientEquivalence:
+    """Return the comparison of the updates of a script that changes its weights by itself: they are not seen."""
+    reason = "the script changes its weights by itself: what it makes of a gradient was not seen"
+    return GradientEquivalence(subject="updates", point=INITIAL, windows=0, verdict="inconclusive", reason=reason)
+
+
 def compare_updates(candidate: GradientTrace, baseline: GradientTrace) -> GradientEquivalence:
     """Compare what two optimizers do at the initial weights, where neither has seen anything else yet.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from autotune.knobs import DATA_KNOBS
 from autotune.records.config import TrainConfig, changed_fields, is_user_knob
 from autotune.records.facts import TargetFacts
 from autotune.records.quality import QualityCheck
+from autotune.records.script import Numerics
 from autotune.search.log import list_changes
 from autotune.search.scores.ranking import Entry
 from autotune.sentences.loss_check import find_failed
@@ -65,14 +66,9 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
     facts = gate.facts
     baseline = facts.baseline
     classes = classify_changes(config, baseline, facts.numerics)
-    failed = find_failed(checks).test
-    certain: tuple[str, ...] = ()
-    if failed == "tape":
-        certain = tuple(name for name in classes if name in DATA_KNOBS) or tuple(n for n in classes if is_user_knob(n))
-    elif failed == "additivity":
-        certain = tuple(name for name in classes if name in BATCH_KNOBS)
-    else:
-        certain = tuple(name for name, kind in classes.items() if kind == "semantic")
+    found = find_failed(checks)
+    failed = found.test
+    certain = _find_certain(found, classes)
     if certain:
         return Blame(certain, _rest(config, baseline, certain))
     groups = _group([name for name, kind in classes.items() if kind != "exact"])
@@ -95,6 +91,17 @@ def find_culprit(gate: Screens, config: TrainConfig, checks: Sequence[QualityChe
     stands_out = _severity(checks) > max(_TELLING_BIAS, _STANDS_OUT * severity)
     guilty = clearest if stands_out else passing[0][0]
     return Blame(guilty, _rest(config, baseline, guilty))
+
+
+def _find_certain(found: QualityCheck, classes: Mapping[str, Numerics]) -> tuple[str, ...]:
+    """Return the changes that a check can only have failed for; empty where that is not plain."""
+    if found.test == "tape":
+        return tuple(name for name in classes if name in DATA_KNOBS) or tuple(filter(is_user_knob, classes))
+    if found.metric == "skipped steps" and "precision" in classes:  # gradients know nothing of a loss scaler's
+        return ("precision",)
+    if found.test == "additivity":
+        return tuple(name for name in classes if name in BATCH_KNOBS)
+    return tuple(name for name, kind in classes.items() if kind == "semantic")
 
 
 def promises(

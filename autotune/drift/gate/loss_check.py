@@ -229,13 +229,14 @@ class LossCheck:
         return self._baseline or ()
 
     def _find_zeros(self, curves: tuple[LossCurve, ...]) -> set[str]:
-        """Return the metrics that are 0 for some seed of the baseline, of which no share can be lost, and none was."""
+        """Return the metrics that are 0 for every seed of the baseline, of which no share can be lost, and none was."""
         zeros: set[str] = set()
         for name, direction in self.facts.metrics.items():
             before = {curve.seed: curve.metrics.get(name) for curve in self.baseline_curves}
-            found = [curve.metrics.get(name) for curve in curves if before.get(curve.seed) == 0.0]
+            is_still_zero = bool(before) and all(value == 0.0 for value in before.values())
+            found = [curve.metrics.get(name) for curve in curves if curve.seed in before]
             worse = [value is None or (value < 0.0 if direction == "maximize" else value > 0.0) for value in found]
-            if found and not any(worse) and self.max_drift.of(name).unit == "relative":
+            if is_still_zero and not any(worse) and self.max_drift.of(name).unit == "relative":
                 zeros.add(name)
         return zeros
 

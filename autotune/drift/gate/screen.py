@@ -27,6 +27,7 @@ from autotune.drift.gate.comparisons import (
     excuse_draws,
     have_same_layers,
     is_rare,
+    leave_updates_open,
     may_pass_later,
     report_other_model,
     report_unread,
@@ -385,7 +386,7 @@ class Gate:
                 return arms
             if not have_same_layers(*arms):
                 return [report_other_model()]
-            found.append(compare_updates(*arms))
+            found.append(compare_updates(*arms) if arms[0].points[0].updates.rows.shape[1] else leave_updates_open())
             schedules.append(check_schedule(arms[0].points[0], arms[1].points[0]))
         if not found:
             return []

@@ -249,6 +249,9 @@ class DriftGuard:
         if isinstance(self._training, RankTraining) and _shares_statistics(self._training.model):
             self._off = "SyncBatchNorm takes its statistics from all processes, and one alone looks aside"
             return
+        if count_epoch_steps(self._training) == 1:
+            self._off = "an epoch is a single step, so that there is no batch to come to look at"
+            return
         if any(_differ(found) for found in accepted):
             self._off = "the search accepted gradients that differ by more than is allowed here, by its trainings"
             return
