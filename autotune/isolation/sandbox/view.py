@@ -179,7 +179,6 @@ def enter_view(view: View) -> Path:
         temporary = Path(tempfile.gettempdir()).resolve()
         # In the temporary folder a fence would keep everybody from making new files; projects live elsewhere.
         if not view.folder.is_relative_to(temporary):
-            _make_home_cache(view)
             fence_folder(view.folder, kept=[*view.kept, view.scratch, temporary])
     inside = view.locate(view.folder)
     os.chdir(inside)
@@ -235,14 +234,6 @@ def is_cache(path: str, caches: Sequence[str]) -> bool:
         or path.endswith((".pyc", "/__pycache__"))
         or any(path == cache or path.startswith(cache + "/") for cache in caches)
     )
-
-
-def _make_home_cache(view: View) -> None:
-    """Make the folder that most programs keep caches in: beside a fence, which lets nothing new be made above it."""
-    home = os.path.expanduser("~")
-    if os.path.isabs(home) and not Path(home).is_relative_to(view.folder):
-        with suppress(OSError):
-            os.makedirs(os.path.join(home, _CACHES_OF_HOME[0]), mode=0o700, exist_ok=True)
 
 
 def _find_written(view: View) -> Iterator[str]:
