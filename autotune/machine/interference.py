@@ -11,7 +11,6 @@ A reading opens a handful of small files under /proc and /sys. What cannot be re
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import resource
@@ -114,7 +113,7 @@ class InterferenceMeter:
         before, after = self._before, self._count()
         self._before = after
         wall_seconds = after.now_seconds - before.now_seconds
-        foreign, steal = (self._take_from_quota(share, *_compare_cpu(before, after)) for share in (0, 1))
+        foreign, steal = self._take_from_quota(*_compare_cpu(before, after))
         held = [
             _share(late, early, wall_seconds)
             for late, early in zip(after.throttled_seconds, before.throttled_seconds, strict=True)
@@ -132,19 +131,14 @@ class InterferenceMeter:
             gpu=self._read_gpu(),
         )
 
-    def _take_from_quota(self, place: int, *shares: float | None) -> float | None:
-        """Return what others have taken of the CPUs that a quota allows: none while as many are left.
-
-        Args:
-            place: which of the shares.
-            shares: that others had of all CPUs in sight.
-        """
-        own, taken = shares[place], math.fsum(share or 0.0 for share in shares)
+    def _take_from_quota(self, foreign: float | None, steal: float | None) -> tuple[float | None, float | None]:
+        """Return shares of all CPUs in sight as shares of what a quota allows: nothing is taken while as many idle."""
+        taken = (foreign or 0.0) + (steal or 0.0)
         visible = (os.cpu_count() or 1) if self._cpus is None else len(self._cpus)
-        if own is None or self._quota is None or self._quota >= visible or taken == 0.0:
-            return own
+        if self._quota is None or self._quota >= visible or taken == 0.0:
+            return foreign, steal
         lost = max(0.0, self._quota - visible * (1.0 - taken)) / self._quota
-        return lost * own / taken
+        return (None if foreign is None else lost * foreign / taken), (None if steal is None else lost * steal / taken)
 
     def _count(self) -> _Counters:
         pressure = self._root / "proc/pressure"

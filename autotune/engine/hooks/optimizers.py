@@ -49,7 +49,8 @@ class OptimizerHooks:
             prepare: sets the optimizer knob before the first step.
             models: that run backward.
             on_error: called when a backward pass raises.
-            go_on: called before each backward pass and step: what the script did aside in the midst of one is over.
+            go_on: called before each step, and each backward pass of a loss that is trained on: what the script did
+                aside in the midst of a step is over.
             inspects: keep optimizers alive, to look at them when the script has ended.
         """
         self.recorder: StepRecorder | None = None

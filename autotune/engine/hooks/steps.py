@@ -118,7 +118,8 @@ class StepWatch:
             is_tracked: with gradients: where they are taken (`took_gradients`), and no other batch is fetched before a
                 training call, it was a part of a step.
         """
-        self._looks_tracked, self._awaits_backward = is_tracked and not training, self._awaits_backward or training
+        self._looks_tracked = is_tracked and not training
+        self._awaits_backward |= training
         if not training:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
