@@ -19,8 +19,12 @@ from autotune.records.config import TrainConfig
 PRELOAD = "LD_PRELOAD"
 """Libraries that the dynamic linker loads before all others, separated by colons or spaces (ld.so(8))."""
 
-_DEVICE_SETTINGS, _NEWER_DEVICE_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-_ONE_GIB = str(2**30)
+DEVICE_SETTINGS, NEWER_DEVICE_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+"""Settings of PyTorch's device allocator, under both of their names."""
+
+GLIBC_TUNED = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**30))
+"""Thresholds of glibc's malloc (mallopt(3)), above any activation."""
+
 _MALLOC_LIBRARY = re.compile(r"lib(jemalloc|tcmalloc|mimalloc|snmalloc|tbbmalloc|hoard)[^/]*\.so")
 
 
@@ -41,7 +45,7 @@ def launch_environment(
     own = os.environ if own is None else own
     before = own.get(PRELOAD, "")
     if config.host_allocator == "glibc-tuned":
-        environment |= {"MALLOC_MMAP_THRESHOLD_": _ONE_GIB, "MALLOC_TRIM_THRESHOLD_": _ONE_GIB}
+        environment |= GLIBC_TUNED
         if find_malloc_libraries(before):  # the thresholds are of a malloc that would not be used
             environment[PRELOAD] = exchange_malloc(before)
     elif config.host_allocator != "default":
@@ -59,9 +63,9 @@ def _let_segments_expand(own: Mapping[str, str]) -> dict[str, str]:
     The older name is read for this by every supported release, where the newer one (2.9) is not set: some releases then
     read that alone, and 2.9.1 does not (pytorch/pytorch#183387). So where it is set, both are.
     """
-    value = own.get(_DEVICE_SETTINGS) or own.get(_NEWER_DEVICE_SETTINGS, "")
+    value = own.get(DEVICE_SETTINGS) or own.get(NEWER_DEVICE_SETTINGS, "")
     kept = [part for part in value.split(",") if part.strip() and not part.strip().startswith("expandable_segments")]
-    names = [_DEVICE_SETTINGS, *([_NEWER_DEVICE_SETTINGS] if _NEWER_DEVICE_SETTINGS in own else [])]
+    names = [DEVICE_SETTINGS, *([NEWER_DEVICE_SETTINGS] if NEWER_DEVICE_SETTINGS in own else [])]
     return dict.fromkeys(names, ",".join([*kept, "expandable_segments:True"]))
 
 

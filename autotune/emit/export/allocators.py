@@ -6,16 +6,14 @@ import re
 from collections.abc import Mapping
 
 from autotune.emit.export.exported import Request
+from autotune.engine.allocator import DEVICE_SETTINGS, GLIBC_TUNED
 from autotune.records import TrainConfig
 
-_ONE_GIB = str(2**30)
-_GLIBC_TUNED = {"MALLOC_MMAP_THRESHOLD_": _ONE_GIB, "MALLOC_TRIM_THRESHOLD_": _ONE_GIB}
 _PACKAGED_LIBRARIES = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc2"),
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
 }
 """Names the dynamic linker finds by itself, and the packages of Debian and Ubuntu that have them."""
-DEVICE_SETTINGS, NEWER_DEVICE_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 # A profile is data from anywhere, and this goes into a command line: a path with any other sign is not repeated.
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+@~=-]+")
 
@@ -51,7 +49,7 @@ def _host_environment(allocator: str, libraries: Mapping[str, str] | None) -> di
     if allocator == "default":
         return {}
     if allocator == "glibc-tuned":
-        return dict(_GLIBC_TUNED)
+        return dict(GLIBC_TUNED)
     library = _find_path(allocator, libraries) or _PACKAGED_LIBRARIES[allocator][0]
     # In front of what the user preloads already, so that it serves malloc whatever that is.
     return {"LD_PRELOAD": f"{library}${{LD_PRELOAD:+:$LD_PRELOAD}}"}

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.emit.export.allocators import (
-    DEVICE_SETTINGS,
-    NEWER_DEVICE_SETTINGS,
-    describe_library,
-    let_segments_expand,
-    read_allocators,
-)
+from autotune.emit.export.allocators import describe_library, let_segments_expand, read_allocators
 from autotune.emit.export.by_hand import comment, list_by_hand
 from autotune.emit.export.exported import Export, Request, build_export
+from autotune.engine.allocator import DEVICE_SETTINGS, NEWER_DEVICE_SETTINGS
 from autotune.records import TrainConfig
 
 _FIELDS = frozenset({"num_threads", "host_allocator", "device_allocator"})
