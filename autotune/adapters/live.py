@@ -48,7 +48,9 @@ class LiveSettings:
             apply_memory_format(model, config)
             fit_state(optimizers, model, widens=False)
         if "optimizer_implementation" in changed:
-            for optimizer in filter(is_fresh, optimizers):
+            # Accelerate's stands before the real one, of which a loss scaler asks who unscales.
+            plain = (getattr(one, "optimizer", one) for one in optimizers)
+            for optimizer in filter(is_fresh, plain):
                 apply_optimizer_implementation(optimizer, config)
 
     def end(self) -> None:

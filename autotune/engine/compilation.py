@@ -81,7 +81,8 @@ def _see_late_hooks() -> None:
     """
     import torch._dynamo.config as dynamo_config  # a second, for those that compile
 
-    dynamo_config.skip_nnmodule_hook_guards = False
+    if hasattr(dynamo_config, "skip_nnmodule_hook_guards"):
+        dynamo_config.skip_nnmodule_hook_guards = False  # half a microsecond for each module and call
 
 
 def _call(plain: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

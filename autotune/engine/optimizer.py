@@ -23,7 +23,7 @@ def apply_optimizer_implementation(optimizer: Optimizer, config: TrainConfig) ->
     if hasattr(optimizer, "_step_supports_amp_scaling"):
         optimizer._step_supports_amp_scaling = wanted == "fused"
     if wanted == "fused" and isinstance(optimizer, torch.optim.SGD):
-        optimizer.register_step_pre_hook(_begin_late_momentum)
+        _LateMomentum(optimizer)
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = wanted == "fused"
@@ -38,16 +38,31 @@ def is_fresh(optimizer: Optimizer) -> bool:
     )
 
 
-def _begin_late_momentum(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Begin the momentum of parameters that get their first gradient late at zero, which is how it begins anyway.
+class _LateMomentum:
+    """Begins the momentum of parameters that get their first gradient late at zero, which is how it begins anyway.
 
-    Fused SGD takes momentum of all parameters of a group, or of none.
+    Fused SGD takes momentum of all parameters of a group, or of none. Once all have theirs there is nothing to do.
+
+    Args:
+        optimizer: before its first step.
     """
-    for group in optimizer.param_groups:
-        stepped = [one for one in group["params"] if one.grad is not None] if group["momentum"] else []
-        late = [one for one in stepped if one not in optimizer.state or _MOMENTUM not in optimizer.state[one]]
-        for parameter in late if len(late) < len(stepped) else ():
-            optimizer.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._hook = optimizer.register_step_pre_hook(self._begin)
+
+    def _begin(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        are_missing = False
+        for group in optimizer.param_groups:
+            if not group["momentum"]:
+                continue
+            without = [one for one in group["params"] if optimizer.state.get(one, {}).get(_MOMENTUM) is None]
+            are_missing = are_missing or bool(without)
+            late = [one for one in without if one.grad is not None]
+            stepped = sum(one.grad is not None for one in group["params"]) if late else 0
+            for parameter in late if len(late) < stepped else ():
+                optimizer.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
+        if not are_missing:
+            self._hook.remove()
 
 
 def apply_learning_rate_scale(optimizer: Optimizer, config: TrainConfig) -> None:

@@ -38,7 +38,23 @@ def read_cpu_quota(root: Path) -> float | None:
     Args:
         root: where /proc and /sys are.
     """
-    quotas = []
+    return min((quota for quota, _, _ in _list_quotas(root)), default=None)
+
+
+def find_usage_reader(root: Path) -> Callable[[], float | None]:
+    """Return what reads the CPU seconds used by all that share this process's tightest quota.
+
+    None without a quota, and where the kernel does not say: version 1 counts them elsewhere.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    _, version, folder = min(_list_quotas(root), default=(0.0, 1, root))
+    return partial(_read_seconds, folder / "cpu.stat", "usage_usec", 1e6) if version == 2 else lambda: None
+
+
+def _list_quotas(root: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield quota, version and folder of each group that has one."""
     for version, folder in _walk_groups(root, "cpu"):
         if version == 2:
             words = _read_words(folder / "cpu.max")
@@ -47,8 +63,7 @@ def read_cpu_quota(root: Path) -> float | None:
         quota = _to_count(words[0]) if words else None
         period = (_to_count(words[1]) if len(words) > 1 else None) or _DEFAULT_PERIOD_MICROSECONDS
         if quota:
-            quotas.append(quota / period)
-    return min(quotas, default=None)
+            yield quota / period, version, folder
 
 
 def read_memory_limit(root: Path) -> int | None:
@@ -114,13 +129,13 @@ def find_throttle_readers(root: Path) -> tuple[Callable[[], float | None], ...]:
     readers = []
     for version, folder in _walk_groups(root, "cpu"):
         key, per_second = ("throttled_usec", 1e6) if version == 2 else ("throttled_time", 1e9)
-        read = partial(_read_throttled_seconds, folder / "cpu.stat", key, per_second)
+        read = partial(_read_seconds, folder / "cpu.stat", key, per_second)
         if read() is not None:
             readers.append(read)
     return tuple(readers)
 
 
-def _read_throttled_seconds(file: Path, key: str, per_second: float) -> float | None:
+def _read_seconds(file: Path, key: str, per_second: float) -> float | None:
     count = _to_count(_read_pairs(file).get(key, ""))
     return None if count is None else count / per_second
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.machine.cgroups import find_throttle_readers, read_cpu_quota
+from autotune.machine.cgroups import find_throttle_readers, find_usage_reader, read_cpu_quota
 from autotune.machine.gpu_state import GpuWatch
 from autotune.records.measurement import GpuState, Interference
 
@@ -63,6 +63,7 @@ class _Counters:
     now_seconds: float
     cpu: _CpuTicks | None
     own_cpu_seconds: float | None
+    quota_cpu_seconds: float | None
     throttled_seconds: tuple[float | None, ...]
     cpu_pressure_seconds: float | None
     io_pressure_seconds: float | None
@@ -96,6 +97,7 @@ class InterferenceMeter:
         # Found once: a thread pool that pins its threads later would shrink the answer to one CPU.
         self._cpus = _name_usable_cpus()
         self._throttle_readers, self._quota = find_throttle_readers(root), read_cpu_quota(root)
+        self._read_usage = find_usage_reader(root)
         self._before = self._count()
 
     def start(self) -> None:
@@ -114,6 +116,9 @@ class InterferenceMeter:
         self._before = after
         wall_seconds = after.now_seconds - before.now_seconds
         foreign, steal = self._take_from_quota(*_compare_cpu(before, after))
+        if foreign is not None and self._quota is not None:
+            others = _subtract_own(before, after)  # beside us under the same quota, however many CPUs idle
+            foreign = max(foreign, _share(others, 0.0, self._quota * wall_seconds) or 0.0)
         held = [
             _share(late, early, wall_seconds)
             for late, early in zip(after.throttled_seconds, before.throttled_seconds, strict=True)
@@ -146,6 +151,7 @@ class InterferenceMeter:
             now_seconds=self._now(),
             cpu=_read_cpu_ticks(self._root / "proc/stat", self._cpus),
             own_cpu_seconds=self._own_cpu_seconds(),
+            quota_cpu_seconds=self._read_usage(),
             throttled_seconds=tuple(read() for read in self._throttle_readers),
             cpu_pressure_seconds=_read_pressure_seconds(pressure / "cpu"),
             io_pressure_seconds=_read_pressure_seconds(pressure / "io"),
@@ -178,6 +184,13 @@ def _compare_cpu(before: _Counters, after: _Counters) -> tuple[float | None, flo
         return None, steal
     busy = total - sum(columns[column] for column in _NOT_BUSY)
     return _clamp((busy - own_seconds * _ticks_per_second()) / total), steal
+
+
+def _subtract_own(before: _Counters, after: _Counters) -> float | None:
+    """Return the CPU seconds that others under the same quota have used; None where that is not told."""
+    seconds = (after.quota_cpu_seconds, before.quota_cpu_seconds, after.own_cpu_seconds, before.own_cpu_seconds)
+    known = [one for one in seconds if one is not None]
+    return known[0] - known[1] - (known[2] - known[3]) if len(known) == len(seconds) else None
 
 
 def _share(late: float | None, early: float | None, wall_seconds: float) -> float | None:

@@ -19,11 +19,20 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 StepDownAction = Literal[
-    "again", "fewer-samples", "recompute", "no-workers", "eager", "baseline-numerics", "baseline", "gradients-kept"
+    "again",
+    "fewer-samples",
+    "recompute",
+    "no-workers",
+    "eager",
+    "baseline-numerics",
+    "baseline",
+    "gradients-kept",
+    "endured",
 ]
 """again: the same settings once more; fewer-samples: a smaller micro batch, more accumulation; recompute: activation
 checkpointing; no-workers: load in the training process; eager: no compilation; baseline-numerics: the baseline's
-arithmetic; baseline: all of its settings; gradients-kept: evaluate without inference mode."""
+arithmetic; baseline: all of its settings; gradients-kept: evaluate without inference mode; endured: it is slower, not
+wrong, and nothing else helps."""
 
 
 class StepDown(Record):

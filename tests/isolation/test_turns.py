@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from trial_world import make_spec, open_world
 
 from autotune.isolation import runner
+from autotune.isolation.channel import turns
 from autotune.isolation.channel.turns import TURNS_FILES, can_take_turns, open_turns, run_in_turns
 from autotune.isolation.runner import TrialRunner
 from autotune.records.trial import TrialResult, TrialStatus
@@ -45,6 +47,16 @@ def make_trial(folder: Path, name: str, blocks: int, said: list[str]) -> Callabl
         return blocks
 
     return run
+
+
+def test_a_forked_trial_does_not_wait_for_its_own_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_SPIN_SECONDS", 60.0)
+    waits = multiprocessing.get_context("fork").Process(target=turns._wait_for_threads)
+    waits.start()
+    waits.join(30.0)
+    ended = waits.exitcode
+    waits.kill()
+    assert ended == 0
 
 
 @pytest.mark.parametrize("late", [0, 1, None])

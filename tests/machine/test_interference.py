@@ -61,6 +61,24 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path)
 
 
+def test_others_under_the_same_quota_count_however_many_cpus_idle(machine: Machine) -> None:
+    machine.write(
+        {
+            "proc/self/cgroup": "0::/",
+            "proc/self/mountinfo": V2,
+            "sys/fs/cgroup/cpu.max": "100000 100000",
+            "sys/fs/cgroup/cpu.stat": "usage_usec 5000000",
+            "proc/stat": stat(),
+        }
+    )
+    meter = machine.meter()
+    machine.write({"proc/stat": stat(cpus={0: {"user": 150}, 2: {"idle": 150}})})
+    machine.write({"sys/fs/cgroup/cpu.stat": "usage_usec 6500000"})
+    machine.own_seconds += 1.0
+    machine.wall_seconds += 2.0
+    assert meter.read().foreign_cpu_fraction == pytest.approx(0.25)
+
+
 def read_interval(machine: Machine, before: str, after: str, *, own_ticks: float = 0) -> Interference:
     machine.write({"proc/stat": before})
     meter = machine.meter()

@@ -101,6 +101,16 @@ def test_an_allocator_that_gives_memory_back_again_and_again_is_out_of_memory(
     assert summary.config == BASELINE.replace(micro_batch_size=4, gradient_accumulation_steps=2)
 
 
+def test_an_allocator_that_goes_on_so_where_nothing_helps_ends_no_training(
+    faulty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retries = iter(range(1000))
+    monkeypatch.setattr(looks, "count_allocation_retries", lambda _device: next(retries))
+    summary = train(faulty, "quiet", BASELINE.replace(micro_batch_size=1, gradient_accumulation_steps=8), epochs=8)
+    assert [(one.cause, one.action) for one in summary.step_downs] == [("allocator-thrash", "endured")]
+    assert summary.samples == 8 * 44
+
+
 @pytest.mark.fault("45", injected="a compiled model that raises", outcome="trained without compiling")
 def test_a_compilation_that_fails_is_left_out(faulty: Workplace) -> None:
     train(faulty, "quiet", out="straight")

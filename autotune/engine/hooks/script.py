@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import numbers
 import random
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -133,8 +133,6 @@ class ScriptHooks:
             stack.enter_context(self._watch_autocast())
             if "non_blocking" in self._settings.changed:
                 stack.enter_context(asynchronous_copies())
-            if "memory_format" in self._settings.changed:
-                stack.enter_context(plainly_saved())
             yield
 
     def _end_step(self, step: ScriptStep) -> None:
@@ -220,6 +218,8 @@ class ScriptHooks:
         if "attention_backend" in self._settings.changed:
             self._own_kernels = list_attention_kernels()
         self._stack.enter_context(process_settings(self._settings.config, self._settings.changed))
+        if "memory_format" in self._settings.changed:
+            self._stack.enter_context(plainly_saved())
 
     def _run_outside(self, call: Callable[[], Any], evaluates: bool) -> Any:
         """Return what a call that trains nothing does, with the script's own attention kernels.
@@ -281,11 +281,12 @@ def _lay_out_plainly(returned: Any) -> Any:
 
 @contextmanager
 def plainly_saved() -> Iterator[None]:
-    """Let safetensors save weights in any layout: it refuses those that are not contiguous."""
-    if importlib.util.find_spec("safetensors") is None:
+    """Let safetensors save weights in any layout, by whatever name: it refuses those that are not contiguous."""
+    try:
+        import safetensors.torch as saver
+    except ImportError:
         yield
         return
-    import safetensors.torch as saver
 
     def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
         def save(tensors: Mapping[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -293,14 +294,21 @@ def plainly_saved() -> Iterator[None]:
 
         return save
 
-    plains = {name: getattr(saver, name) for name in ("save", "save_file")}
-    for name, plain in plains.items():
-        setattr(saver, name, wrap(plain))
+    wrapped = {plain: wrap(plain) for plain in (saver.save, saver.save_file)}
+    bound = [
+        (names, name, plain)
+        for names in [getattr(module, "__dict__", {}) for module in [*sys.modules.values()]]
+        for name, value in [*names.items()]
+        for plain in wrapped
+        if value is plain
+    ]
+    for names, name, plain in bound:
+        names[name] = wrapped[plain]
     try:
         yield
     finally:
-        for name, plain in plains.items():
-            setattr(saver, name, plain)
+        for names, name, plain in bound:
+            names[name] = plain
 
 
 @contextmanager

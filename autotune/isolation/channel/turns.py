@@ -283,7 +283,9 @@ def _wait_for_threads() -> None:
 
     Threads of Python are not waited for: they have something to do.
     """
-    python, until = {str(one.native_id) for one in threading.enumerate()}, time.monotonic() + _SPIN_SECONDS
+    # Of a forked process the number that Python remembers of its main thread is that of the process before.
+    python = {str(threading.get_native_id()), *(str(one.native_id) for one in threading.enumerate())}
+    until = time.monotonic() + _SPIN_SECONDS
     while time.monotonic() < until and any(_runs(thread) for thread in _list_threads() if thread.name not in python):
         time.sleep(_SPIN_POLL_SECONDS)
 

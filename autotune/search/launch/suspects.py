@@ -45,6 +45,9 @@ _MILDEST = frozenset({"compile_mode=default"})
 _UNTOLD = ("no-result", "crash-exit", "crash-signal", "server-died")
 """Causes of which an error says nothing: it is the same of whatever it was."""
 
+_OF_MACHINE = re.compile(r"No space left on device|Connection|HTTP|Name or service|Temporary failure", re.IGNORECASE)
+"""In errors that any launch may meet, whatever its settings."""
+
 _NAMED = {
     "precision=bf16": re.compile("bfloat16", re.IGNORECASE),
     "precision=fp16": re.compile(r"\bHalf\b|\bfloat16\b"),
@@ -82,7 +85,7 @@ class Suspects:
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
         own = (
-            (one.spec.config, one.status, "" if one.cause in _UNTOLD else one.error)
+            (one.spec.config, one.status, "" if one.cause in _UNTOLD or _OF_MACHINE.search(one.error) else one.error)
             for one in results
             if one.spec.config is not None
         )
@@ -148,8 +151,9 @@ class Suspects:
             if told == error and others & suspects:  # it has failed likewise, so for the same reason
                 suspects &= others
         named = frozenset(one for one, words in _NAMED.items() if one in suspects and words.search(error))
-        # A compiler names the types of what it was at work on, whatever is wrong.
-        return named if named and not any(_knob_of(one) == "compile_mode" for one in suspects) else suspects
+        # A compiler, and an attention kernel, name the types of what they were at work on, whatever is wrong.
+        has_other = any(_knob_of(one) in ("compile_mode", "attention_backend") for one in suspects)
+        return named if named and not has_other else suspects
 
     def _list_failed(self, launches: Sequence[_Launch]) -> list[tuple[Values, TrialStatus, str]]:
         """Return the changes of each launch that failed, of which one or more may be why, how it did, and its error."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -187,7 +188,11 @@ class Session:
         knobs = workload_knobs(can_recompute=_can_recompute(self.loaded.workload.build_model()))
         before = plan.replace(step_downs=plan.step_downs[:-1])
         fault, choice = Fault(last.cause, last.detail, last.step), Choice(last.action, last.config)
-        kept = self._keep_sameness(fault, choice, knobs, plan=before)
+        try:
+            kept = self._keep_sameness(fault, choice, knobs, plan=before)
+        except TargetError:
+            self.folder.write_plan(before)  # or no resume could ever go on
+            raise
         if kept != choice:
             self.folder.write_plan(before)
             self._step_down(fault, kept)
@@ -211,10 +216,7 @@ class Session:
         if choice.action != "fewer-samples":
             return choice
         if self.may_split is None:
-            size = 1 if self.world is None else self.world.size
-            self.may_split = is_same_split(
-                self.loaded, choice.config, self.device, world_size=size, sources=self.random_sources
-            )
+            self.may_split = is_same_split(self.loaded, choice.config, self.device, sources=self.random_sources)
         if self.may_split is None:
             self.callbacks.warn("whether smaller micro batches learn the same could not be found out")
         if self.may_split is not False:
@@ -283,6 +285,7 @@ class Session:
             guard.restore(restored.notes["guard"], same_settings=is_same)
         keeps_gradients = any(one.action == "gradients-kept" for one in plan.step_downs)
         evaluations = Evaluations(self.loaded, training, callbacks.warn, is_inference=not keeps_gradients)
+        endures = any(one.action == "endured" for one in plan.step_downs)
         return RunLoop(
             loaded=self.loaded,
             training=training,
@@ -300,7 +303,7 @@ class Session:
             deadline=self.deadline,
             checkpoint_seconds=self.options.checkpoint_seconds,
             last_checkpoint=restored.path,
-            policy=self.policy,
+            policy=replace(self.policy, thrashing_checks=sys.maxsize) if endures else self.policy,
         )
 
     def _build_watch(self, evaluations: Evaluations, guard: DriftGuard | None) -> Watch:

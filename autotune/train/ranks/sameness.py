@@ -12,13 +12,14 @@ from autotune.engine.device import choose_device
 from autotune.engine.sharing import is_sharded
 from autotune.errors import UsageError
 from autotune.format import format_percent
-from autotune.isolation.causes import explain_exception
 from autotune.probe.additivity import measure_additivity
 from autotune.probe.model import keeps_statistics
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import LoadedWorkload
 from autotune.train.loop.user_code import blame_target
-from autotune.train.recovery.steps_down import MEMORY_CAUSES
+
+_FEW_SAMPLES = 8
+"""Split into three parts of unequal sizes."""
 
 
 def require_same_learning(
@@ -69,27 +70,24 @@ def require_same_learning(
 
 
 def is_same_split(
-    loaded: LoadedWorkload, config: TrainConfig, device: torch.device, *, world_size: int, sources: tuple[str, ...]
+    loaded: LoadedWorkload, config: TrainConfig, device: torch.device, *, sources: tuple[str, ...]
 ) -> bool | None:
     """Return whether a batch learns the same in smaller micro batches; None where that could not be found out.
+
+    Asked of a few samples: memory is short, and a process that is killed for want of it could not tell any more.
 
     Args:
         loaded: the workload.
         config: settings of each process, with the smaller micro batch.
-        device: where to compute; what does not fit it is computed in smaller parts still.
-        world_size: processes that train together: then it was asked before whether it may be shared out.
+        device: where to compute.
         sources: global generators that the samples draw from.
     """
     if keeps_statistics(loaded.workload.build_model()):
         return False
-    if world_size > 1:
-        return True
-    while True:
-        try:
-            found = measure_additivity(loaded, config, device, seed=0, random_sources=sources, windows=1)
-        except Exception as error:  # whatever it is, the training itself will meet it too
-            if explain_exception(error)[1] not in MEMORY_CAUSES or config.micro_batch_size == 1:
-                return None
-            config = config.replace(micro_batch_size=max(1, config.micro_batch_size // 2))
-            continue
-        return None if found is None else found.holds
+    few = min(_FEW_SAMPLES, config.effective_batch_size)
+    config = config.replace(micro_batch_size=few, gradient_accumulation_steps=1)
+    try:
+        found = measure_additivity(loaded, config, device, seed=0, random_sources=sources, windows=1)
+    except Exception:  # whatever it is, the training itself will meet it too
+        return None
+    return None if found is None else found.holds

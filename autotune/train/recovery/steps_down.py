@@ -2,7 +2,7 @@
 
                                 a workload                               a script
     out of memory, thrash       micro batch down, accumulation up, the effective batch the same; then
-                                recompute                                the baseline's settings
+                                recompute; thrash is borne after that    the baseline's settings
     a loader worker died, hung  the same once more, then no workers
     a compilation failed        eager, then the baseline's settings
     an operation is missing     eager, then the baseline's settings      the baseline's settings
@@ -287,6 +287,10 @@ def _keep_gradients(situation: _Situation) -> Choice:
     return Choice("gradients-kept", situation.config)
 
 
+def _endure(situation: _Situation) -> Choice:
+    return Choice("endured", situation.config)
+
+
 def _largest_divisor(number: int, *, at_most: int) -> int:
     return next(size for size in range(min(number, at_most), 0, -1) if number % size == 0)
 
@@ -306,6 +310,7 @@ _OF_SCRIPTS: dict[Cause, tuple[Remedy, ...]] = {
 _OF_WORKLOADS: dict[Cause, tuple[Remedy, ...]] = {
     **_OF_SCRIPTS,
     **dict.fromkeys(MEMORY_CAUSES, (_take_fewer_samples, _recompute)),
+    "allocator-thrash": (_take_fewer_samples, _recompute, _endure),
     **dict.fromkeys(DRIFT_CAUSES, (_take_baseline,)),
     "not-supported": (_run_eagerly, _take_baseline),
     "user-error": (_run_eagerly, _take_baseline),
