@@ -16,8 +16,6 @@ from autotune.explain.changes import Change, list_changes
 from autotune.explain.derive import choose_config, derive, is_settled, read_effect
 from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import count, format_budget
-from autotune.isolation.runner import TrialRunner, starts_warm
-from autotune.machine.hardware import read_hardware
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.codec import make_folder
 from autotune.records.config import TrainConfig
@@ -37,7 +35,7 @@ from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.problem import make_problem
 from autotune.search.progress import SearchReporter
-from autotune.search.run import find_difference
+from autotune.search.run import find_difference, open_runner
 from autotune.search.store.folder import SearchFolder, lock_searches
 from autotune.search.store.seal import is_sealed
 from autotune.sentences.noise import describe_interference
@@ -99,15 +97,7 @@ def run_explain(
     reporter, started = reporter or SearchReporter(), time.monotonic()
     with lock_searches(place.path.parents[1]):
         make_folder(trials)
-        with TrialRunner(
-            trials,
-            host_allocators=read_hardware().host_allocators,
-            environment={"TORCHINDUCTOR_CACHE_DIR": str(place.compiled)},
-            should_stop=should_stop,
-            on_poll=reporter.polled,
-            say=reporter.told,
-            warm=starts_warm(state.target, state.objective),
-        ) as runner:
+        with open_runner(place, state, reporter, should_stop, trials) as runner:
             budget = Budget(budget_seconds, started)
             return measure(place, profile, readings, runner, budget, reporter=reporter, should_stop=should_stop)
 

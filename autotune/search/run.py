@@ -222,6 +222,33 @@ def _check_for_script(script: Script, options: SearchOptions) -> None:
     require_knobs((*options.only, *options.exclude), [knob.name for knob in script.knobs])
 
 
+def open_runner(
+    place: SearchFolder,
+    state: SearchState,
+    reporter: SearchReporter,
+    should_stop: Callable[[], bool],
+    trials: Path | None = None,
+) -> TrialRunner:
+    """Return what starts the trials of a search, with its share of the CPUs and its store of compiled code.
+
+    Args:
+        place: of the search.
+        state: what it searches.
+        reporter: is told what is seen.
+        should_stop: ends a trial.
+        trials: folder of theirs; None for the search's own.
+    """
+    return TrialRunner(
+        place.trials if trials is None else trials,
+        host_allocators=read_hardware().host_allocators,
+        environment={"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)},
+        should_stop=should_stop,
+        on_poll=reporter.polled,
+        say=reporter.told,
+        warm=starts_warm(state.target, state.objective),
+    )
+
+
 def _search(
     place: SearchFolder,
     target: Target,
@@ -237,15 +264,7 @@ def _search(
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
-    with TrialRunner(
-        place.trials,
-        host_allocators=read_hardware().host_allocators,
-        environment={"TORCHINDUCTOR_CACHE_DIR": str(place.compiled), **find_cpu_share(state.world_size)},
-        should_stop=should_stop,
-        on_poll=reporter.polled,
-        say=reporter.told,
-        warm=starts_warm(state.target, state.objective),
-    ) as runner:
+    with open_runner(place, state, reporter, should_stop) as runner:
         context = SearchContext(
             budget,
             runner,

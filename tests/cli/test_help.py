@@ -21,21 +21,13 @@ def show(*words: str, width: int = WIDTH) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_it_fits_a_screen(name: str) -> None:
-    lines = show(name).splitlines()
-    assert len(lines) <= MOST_LINES
-    assert max(map(len, lines)) <= WIDTH
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_it_names_no_type_and_no_range(name: str) -> None:
+def test_it_fits_a_screen_speaks_plainly_and_ends_with_examples(name: str) -> None:
     text = show(name)
+    assert "Usage:" in text
+    assert len(text.splitlines()) <= MOST_LINES
+    assert max(map(len, text.splitlines())) <= WIDTH
     assert not re.search(r"<(str|int|bool|float|path|list)|[<>]=|\[default: \(", text), text
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_it_ends_with_examples(name: str) -> None:
-    _, _, examples = show(name).partition("\nExamples:\n")
+    _, _, examples = text.partition("\nExamples:\n")
     lines = examples.strip().splitlines()
     assert lines
     assert all(line.strip().startswith(f"autotune {name}") for line in lines)

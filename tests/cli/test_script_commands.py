@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from record_factory import make_profile
+from typer.testing import CliRunner
 
+from autotune.cli import app
 from autotune.machine.hardware import read_hardware, read_software
 from autotune.records import Profile, ProfileTarget, TrainConfig
 from autotune.targets.launch.command import find_launch
@@ -201,7 +203,6 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
     assert "the command has no {micro_batch_size}" in missing.stderr
 
 
-@pytest.mark.slow_cases("arguments2", "arguments4", "arguments6")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -224,12 +225,15 @@ def test_placeholders_are_filled_in_for_the_final_training(folder: Path) -> None
         pytest.param(["probe", "--", "python", "train.py", "--steps", "2"], 4, "too few", marks=pytest.mark.slow),
     ],
 )
-def test_what_cannot_work_is_said_in_a_line(folder: Path, arguments: list[str], status: int, message: str) -> None:
+def test_what_cannot_work_is_said_in_a_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, message: str
+) -> None:
+    monkeypatch.chdir(folder)
     shutil.copy(folder / "train.py", folder / "other.py")
     if arguments[0] == "train":
         save_profile(folder, ["python", "train.py"], TrainConfig(micro_batch_size=8))
-    done = run(folder, *arguments)
-    assert done.returncode == status, done.stderr
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == status, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 

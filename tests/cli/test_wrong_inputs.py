@@ -110,7 +110,15 @@ WRONG: dict[str, tuple[dict[str, str], int, str, str]] = {
     ),
     "search --metric-limit accuracy:1% mod:workload": ({}, 2, "'accuracy:1%' is not a limit", "write accuracy=1%"),
     "search --max-loss-increase 5 mod:workload": ({}, 2, "--max-loss-increase '5' is a number without", "5%?"),
-    "search --budget 15s mod:workload": ({}, 2, "--budget is 15 s, too short", "give at least 20s"),
+    "search --budget 15s mod:workload": ({}, 2, "--budget is 15 s, too short to start", "give at least 20s"),
+    "search --max-drift 150%": ({}, 2, "--max-drift '150%' is out of range", "below 100%"),
+    "search --max-drift 1% --max-drift a:2": ({}, 2, "--max-drift 'a:2' is a number", "a:2% or a:2pp?"),
+    "search --memory-limit 8": ({}, 2, "--memory-limit '8' is not a size with a unit", "16GiB"),
+    "search train.py": ({}, 2, "there is no file 'train.py'", "it is looked up in"),
+    "search missing.py:workload --budget 60s": ({}, 2, "there is no file 'missing.py'", ""),
+    "search --out no/such/best.json": ({}, 2, "there is no folder", "create it first"),
+    "search": (settings('budgets = "20m"'), 2, "unknown key 'budgets'", "did you mean budget?"),
+    "report": ({}, 2, "no search with an answer was made in this folder", "run autotune search first"),
     "export --to htf": ({}, 2, "there is no exporter 'htf'", "did you mean hf?"),
     "show nothere.json": ({}, 7, "there is no answer nothere.json", "autotune search writes one"),
 }
@@ -128,6 +136,23 @@ def test_it_is_told_with_the_way_out_and_nothing_is_written(folder: Path, typed:
     assert message in first
     assert hint in second
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no answer best.json"),
+        ("{", "is not valid JSON"),
+        ('{"schema_version": 99}', "was written by a newer version (schema 99, this one reads 1)"),
+        ('{"verdict": "improved"}', "'config' is missing"),
+    ],
+)
+@pytest.mark.fault("37", injected="a profile missing, torn, newer, without fields", outcome="exit 7, one line")
+def test_a_bad_profile_is_refused_by_name(folder: Path, content: str | None, message: str) -> None:
+    make_files(folder, {} if content is None else {"best.json": content})
+    shown = run("train --profile best.json")
+    assert shown.exit_code == 7
+    assert message in shown.stderr
 
 
 @pytest.mark.parametrize("typed", ["show", "show --json"])

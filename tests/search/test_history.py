@@ -18,7 +18,6 @@ from autotune.records import ProbeReport, TrainConfig, TrialStatus
 from autotune.records.codec import read_record, write_record
 from autotune.records.search import KnownEffect, PastSearch, Recalled
 from autotune.search.explore.prior import FAILED, make_prior
-from autotune.search.explore.study import Study
 from autotune.search.store import history
 from autotune.search.store.history import RELATIVE_SD, SAME_SD, digest_folder, forget, list_past, recall, remember
 
@@ -39,9 +38,7 @@ def workers_win(config: TrainConfig) -> float:
 
 def search(work: Path, machine: Machine | None = None, **asked: Any) -> Run:
     machine = machine or Machine(speed=workers_win)
-    return run_simulated(
-        machine, work, budget=120.0, open_study=Study, **({"uses_history": True, "only": ONLY} | asked)
-    )
+    return run_simulated(machine, work, budget=120.0, **({"uses_history": True, "only": ONLY} | asked))
 
 
 def find_first(run: Run) -> TrainConfig:

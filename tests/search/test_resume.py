@@ -75,11 +75,15 @@ def test_its_first_answer_knows_what_was_launched(tmp_path: Path) -> None:
     assert begun.candidate_config == first.profile.candidate_config
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return search(tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.parametrize("stop_after", [9, 12, 14])
-def test_it_goes_on_as_it_would_have(tmp_path: Path, stop_after: int) -> None:
+def test_it_goes_on_as_it_would_have(tmp_path: Path, uninterrupted: Run, stop_after: int) -> None:
     """Without noise, up to the first proof: but for the baseline, launched first as the machine may be another one."""
-    (tmp_path / "whole").mkdir()
-    whole = list_new(list_measured(search(tmp_path / "whole")))
+    whole = list_new(list_measured(uninterrupted))
     first = search(tmp_path, stop_after=stop_after)
     begun = list_new(list_measured(first))
     gone_on = list_new([*begun, *list_measured(resume(first, tmp_path))])
@@ -87,9 +91,8 @@ def test_it_goes_on_as_it_would_have(tmp_path: Path, stop_after: int) -> None:
     assert gone_on == whole[: len(gone_on)]
 
 
-def test_what_was_shown_is_not_shown_again(tmp_path: Path) -> None:
-    (tmp_path / "whole").mkdir()
-    specs = search(tmp_path / "whole").machine.specs
+def test_what_was_shown_is_not_shown_again(tmp_path: Path, uninterrupted: Run) -> None:
+    specs = uninterrupted.machine.specs
     first_final = next(place for place, spec in enumerate(specs) if spec.purpose == "final")
     first = search(tmp_path, stop_after=first_final + 2)
     ((checked, checks),) = first.log.checks

@@ -11,6 +11,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.measurement import Measurement
 from autotune.records.trial import Pace
 from autotune.search.scores.objective import Judged
+from autotune.search.scores.ranking import find_compile_seconds
 from autotune.space import needs_compilation
 
 LEAST_COMPILE_SECONDS = 120.0
@@ -57,6 +58,5 @@ def _allow_compilation(config: TrainConfig, theirs: Sequence[Measurement], judge
     """Return how long a step that compiles may take; None where nothing does, not even the training by itself."""
     if not needs_compilation(config) and not any(one.compile_seconds for one in theirs):
         return None
-    measured = [one.result.measurement for one in judged]
-    longest = max((one.compile_seconds for one in measured if one is not None), default=0.0)
+    longest = find_compile_seconds(one.result for one in judged)
     return max(LEAST_COMPILE_SECONDS, _COMPILE_PATIENCE * longest) if longest else _UNSEEN_COMPILE_SECONDS

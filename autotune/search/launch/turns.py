@@ -99,8 +99,5 @@ def memory_beside(log: SearchLog, config: TrainConfig) -> PeakMemory:
 def _find_peak(log: SearchLog, config: TrainConfig) -> PeakMemory:
     """Return the most bytes that launches of a config held; 0 of the host's where none was measured."""
     measured = [one.result.measurement for one in log.judged if one.key == config.key]
-    peaks = [one.peak_memory for one in measured if one is not None]
-    on_device = [one.device_bytes for one in peaks if one.device_bytes is not None]
-    return PeakMemory(
-        host_bytes=max((one.host_bytes for one in peaks), default=0), device_bytes=max(on_device, default=None)
-    )
+    largest = PeakMemory.largest(one.peak_memory for one in measured if one is not None)
+    return largest or PeakMemory(host_bytes=0, device_bytes=None)
