@@ -35,7 +35,7 @@ from autotune.records.measurement import Interval
 from autotune.records.quality import QualityCheck
 from autotune.records.search import Preset
 from autotune.space import BATCH_KNOBS
-from autotune.targets.drift_limits import read_drift_limits
+from autotune.targets.drift_limits import GivenLimits, join_limits
 
 from race import Course, Outcome, find_ratio
 
@@ -178,7 +178,7 @@ def run_recipe(recipe: Recipe, *, budget: str, rounds: int) -> Race:
         arms = list_arms(recipe, preset, profile, has_gpu=bool(hardware.gpus))
         with TrialRunner(Path(scratch), host_allocators=hardware.host_allocators) as runner:
             course = Course(target, report, runner)
-            limits = read_drift_limits(metrics=recipe.metric_limits)
+            limits = join_limits(GivenLimits(metrics=recipe.metric_limits).read())
             outcomes = course.run(arms, limits, rounds=rounds, steps=recipe.steps)
     return Race(
         training=recipe.name,

@@ -79,6 +79,17 @@ def leaves_nothing_behind() -> Iterator[None]:
         pytest.fail(f"child processes were left behind: {'; '.join(leaked)}")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take ten times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _restore_environment(before: dict[str, str]) -> list[str]:
     names = (before.keys() | os.environ.keys()) - _SET_BY_LIBRARIES
     changed = sorted(name for name in names if before.get(name) != os.environ.get(name))

@@ -42,6 +42,7 @@ from autotune.records import (
 )
 from autotune.records.run import RunPlan
 from autotune.records.search import SearchState
+from autotune.targets.drift_limits import GivenLimits, join_limits
 
 GIB, MIB = 2**30, 2**20
 CONFIG = TrainConfig(micro_batch_size=10, num_threads=4)
@@ -287,6 +288,13 @@ def make_profile(**changes: Any) -> Profile:
     if merged["config"] == merged["baseline_config"] and "verdict" not in changes:
         merged["verdict"] = "keep"
     return Profile(**merged)
+
+
+def read_drift_limits(
+    older: Sequence[str] = (), *, loss: str | None = None, metrics: Sequence[str] = ()
+) -> DriftLimits:
+    """Return what options of the command line allow together."""
+    return join_limits(GivenLimits(loss, metrics, older).read())
 
 
 # The final training

@@ -40,7 +40,6 @@ from autotune.search.store.folder import SearchFolder, lock_searches
 from autotune.search.store.seal import is_sealed
 from autotune.sentences.noise import describe_interference
 
-DEFAULT_SECONDS = 5 * 60.0
 MOST_ROUNDS = 12
 _AT_ONCE = 2
 """Rounds that are run before their figures are looked at: an order and its reverse."""

@@ -261,13 +261,13 @@ def _find_known(hardware: HardwareInfo, software: SoftwareInfo) -> tuple[Ceiling
     """Return the machine's limits and their age, if they were measured before."""
     on_gpu = bool(hardware.gpus) and software.cuda is not None
     device = "cuda" if on_gpu else "cpu"
-    return find_cached_ceilings(hardware, software, device=device, threads=None) or (None, 0.0)
+    return find_cached_ceilings(hardware, software, device=device) or (None, 0.0)
 
 
 def _keep_ceilings(ceilings: Ceilings, hardware: HardwareInfo, software: SoftwareInfo) -> None:
     """Keep the machine's limits for later probes, if they were measured in full."""
     if ceilings.device is not None:
-        save_ceilings(_leave_out_ranks(ceilings), hardware, software, device=ceilings.device, threads=None)
+        save_ceilings(_leave_out_ranks(ceilings), hardware, software, device=ceilings.device)
 
 
 def _leave_out_ranks(ceilings: Ceilings) -> Ceilings:

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import KnobValue, TrainConfig
-from autotune.records.measurement import NonNegative
+from autotune.records.measurement import Fraction, NonNegative
 from autotune.records.profile import ProfileTarget
-from autotune.records.run import Best, Count, Fraction, GuardSummary, StepDown
+from autotune.records.run import Best, Count, GuardSummary, StepDown
 
 RunState = Literal["finished", "stopped", "unfinished"]
 """stopped: it can be resumed; unfinished: it is still running, or was killed."""

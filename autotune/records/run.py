@@ -8,15 +8,12 @@ from pydantic import Field
 
 from autotune.records.codec import SCHEMA_VERSION, Record
 from autotune.records.config import TrainConfig
-from autotune.records.measurement import Interval, NonNegative
+from autotune.records.measurement import Fraction, Interval, NonNegative
 from autotune.records.profile import ProfileTarget
 from autotune.records.quality import DriftLimits, GradientEquivalence, LossBand, Margin
 from autotune.records.trial import Cause
 
 Count = Annotated[int, Field(ge=0)]
-
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 StepDownAction = Literal[
     "again",

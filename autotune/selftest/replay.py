@@ -123,8 +123,6 @@ def search(
     simulation: Simulation,
     seed: int,
     budget_seconds: float,
-    should_stop: Callable[[], bool] = lambda: False,
-    objective: Objective = Objective.THROUGHPUT,
     **stages: Any,
 ) -> SessionOutcome:
     """Run a search on a simulation.
@@ -133,8 +131,6 @@ def search(
         simulation: runs its trials, and is its clock.
         seed: of its proposals.
         budget_seconds: on that clock.
-        should_stop: returns whether the user has asked it to.
-        objective: what it makes best.
         stages: of `run_session`, where they are not the real ones.
     """
     state = SearchState(
@@ -142,12 +138,12 @@ def search(
         seed=seed,
         max_drift=DriftLimits(),
         memory_limit_bytes=None,
-        objective=objective,
+        objective=Objective.THROUGHPUT,
         only=simulation.world.knobs,
         measure_seconds=MEASURE_SECONDS,
     )
     budget = Budget(budget_seconds, 0.0, simulation.clock)
-    context = SearchContext(budget, simulation.run, SearchReporter(), should_stop)
+    context = SearchContext(budget, simulation.run, SearchReporter(), lambda: False)
     return run_session(simulation, state, context, lambda _profile: None, number=1, **stages)
 
 

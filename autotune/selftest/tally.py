@@ -10,6 +10,7 @@ from autotune.records.profile import Profile
 from autotune.records.selftest import Outcome, Tally
 
 _CONFIDENCE = 0.95
+_PROOF = 0.99
 _HALVINGS = 60
 
 
@@ -60,11 +61,11 @@ def _count(truth: float, noise: str, group: Sequence[Outcome]) -> Tally:
     )
 
 
-def upper_rate(events: int, trials: int, *, confidence: float = _CONFIDENCE) -> float:
-    """Return the one-sided upper limit of a rate after some events in some trials.
+def upper_rate(events: int, trials: int) -> float:
+    """Return the one-sided upper 95 % limit of a rate after some events in some trials.
 
-    Clopper & Pearson, Biometrika 1934: the rate at which so few events have the probability 1 - confidence; with none
-    it is 1 - (1 - confidence)^(1/trials), about 3 / trials.
+    Clopper & Pearson, Biometrika 1934: the rate at which so few events have the probability 5 %; with none it is
+    1 - 0.05^(1/trials), about 3 / trials.
 
     Raises:
         ValueError: no trial, or more events than trials.
@@ -76,13 +77,16 @@ def upper_rate(events: int, trials: int, *, confidence: float = _CONFIDENCE) -> 
     low, high = events / trials, 1.0
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _at_most(events, trials, middle) > 1 - confidence else (low, middle)
+        low, high = (middle, high) if _at_most(events, trials, middle) > 1 - _CONFIDENCE else (low, middle)
     return high
 
 
-def exceeds_rate(events: int, trials: int, rate: float, *, confidence: float = 0.99) -> bool:
-    """Return whether so many events in some trials prove that they happen more often than a rate (binomial test)."""
-    return events > 0 and 1.0 - _at_most(events - 1, trials, rate) < 1.0 - confidence
+def exceeds_rate(events: int, trials: int, rate: float) -> bool:
+    """Return whether so many events in some trials prove at 99 % that they happen more often than a rate.
+
+    A binomial test.
+    """
+    return events > 0 and 1.0 - _at_most(events - 1, trials, rate) < 1.0 - _PROOF
 
 
 def _at_most(events: int, trials: int, rate: float) -> float:

@@ -31,19 +31,14 @@ def name_change(effect: ChangeEffect, explanation: Explanation, *, arrow: str = 
     return ", ".join(f"{name} {old} {arrow} {new}" for name, old, new in values)
 
 
-def describe_worth(effect: ChangeEffect, *, sign: str = "x", dash: str = "-") -> str:
+def describe_worth(effect: ChangeEffect) -> str:
     """Return what a change is worth and how that is known, e.g. `1.28x (95 % 1.21-1.36, 4 pairs)`."""
     if effect.failure:
         return "needed: the training does not run without it"
     if effect.worth is None:
         return "not measured"
-    return f"{format_factor(effect.worth.estimate, sign=sign)} ({describe_evidence(effect, dash=dash)})"
-
-
-def describe_evidence(effect: ChangeEffect, *, dash: str = "-") -> str:
-    """Return interval and launches of a worth that is known, and where they are from."""
-    assert effect.worth is not None
-    return f"{format_level(effect.worth, dash=dash)}, {describe_source(effect)}"
+    level = format_level(effect.worth)
+    return f"{format_factor(effect.worth.estimate)} ({level}, {describe_source(effect)})"
 
 
 def describe_source(effect: ChangeEffect) -> str:

@@ -86,17 +86,6 @@ class GivenLimits:
             yield metric, _require_relative(margin, given, "loss:0.5%") if metric == _LOSS else margin, given
 
 
-def read_drift_limits(
-    older: Sequence[str] = (), *, loss: str | None = None, metrics: Sequence[str] = ()
-) -> DriftLimits:
-    """Return what options of the command line allow together: see `GivenLimits`, and `join_limits`.
-
-    Raises:
-        UsageError: see `GivenLimits.read`.
-    """
-    return join_limits(GivenLimits(loss, metrics, older).read())
-
-
 def join_limits(margins: Mapping[str, Margin]) -> DriftLimits:
     """Return what margins allow together; the defaults for what they leave out."""
     default = DriftLimits().loss

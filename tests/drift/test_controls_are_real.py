@@ -11,7 +11,7 @@ import re
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from autotune.engine.loop import Training, backend_settings
 from autotune.records.config import TrainConfig
 from autotune.targets.workload import check_workload
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 FOLDER = Path(__file__).parent
 FOUR_BY_FOUR: dict[str, Any] = {"micro_batch_size": 4, "gradient_accumulation_steps": 4}
@@ -40,15 +42,6 @@ LARGEST_ERRORS = {"bf16": 0.15, "bf16-batch-norm": 0.15, "bf16-transformer": 0.0
 
 BY_NAME = {control.name: control for control in CONTROLS}
 WORKLOADS = sorted({control.target.split(":")[1] for control in CONTROLS})
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tests run beside others, and threads that wait for a core cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Run:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from autotune.drift.compare.samples_to_loss import LARGEST_RATIO, check_samples_to_loss, samples_ratios
+from autotune.drift.compare.paired_seeds import pair_by_seed
+from autotune.drift.compare.samples_to_loss import (
+    LARGEST_RATIO,
+    SamplesRatio,
+    check_samples_to_loss,
+    compare_at_horizons,
+)
 from autotune.records.quality import QualityCheck
 from autotune.records.trial import LossCurve
 
@@ -67,6 +73,10 @@ def _noisy(
     return ours, theirs
 
 
+def samples_ratios(candidate: Arm, baseline: Arm) -> list[SamplesRatio]:
+    return [horizon.found for horizon in compare_at_horizons(pair_by_seed(candidate, baseline))]
+
+
 def _check(candidate: Arm, baseline: Arm, *, speedup: float | None = None) -> QualityCheck:
     return check_samples_to_loss(candidate, baseline, speedup=speedup, predicted=None)
 
@@ -82,9 +92,19 @@ def _most(searches: int) -> int:
     return int(stats.binom.ppf(0.999, searches, 0.05))
 
 
-@pytest.mark.parametrize("factor", [1, 2, 4])
-@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.1, 1.5, 3.0])
-@pytest.mark.parametrize("exponent", [0.2, 1.0])
+@pytest.mark.parametrize(
+    ("factor", "ratio", "exponent"),
+    [
+        (1, 0.8, 0.2),
+        (4, 0.8, 1.0),
+        (2, 1.0, 1.0),
+        (4, 1.1, 0.2),
+        (2, 1.5, 0.2),
+        (1, 3.0, 1.0),
+        (4, 3.0, 0.2),
+        (4, 3.0, 1.0),
+    ],
+)
 def test_the_ratio_of_power_laws_is_recovered_at_every_horizon(factor: int, ratio: float, exponent: float) -> None:
     candidate = _exact(_law(ratio, exponent=exponent), factor=factor)
     found = samples_ratios(candidate, _exact(_law(exponent=exponent)))
@@ -98,7 +118,7 @@ def test_the_ratio_of_power_laws_is_recovered_at_every_horizon(factor: int, rati
 def test_equal_curves_give_exactly_one() -> None:
     rng = np.random.default_rng(3)
     baseline, _ = _noisy(_law(), _law(), rng)
-    for each in samples_ratios(baseline, baseline, horizons=4):
+    for each in samples_ratios(baseline, baseline):
         assert (each.ratio.low, each.ratio.estimate, each.ratio.high) == (1.0, 1.0, 1.0)
     check = _check(baseline, baseline)
     assert (check.verdict, check.test, check.metric) == ("non-inferior", "samples-to-loss", "samples to the same loss")
@@ -288,18 +308,20 @@ def test_a_loss_that_is_not_finite_where_the_baselines_is_is_inferior() -> None:
     assert _check(candidate[1:2], baseline[1:2]).verdict == "inferior"
     for elsewhere in (19, 22):
         assert _check(candidate, _without(baseline, 1, elsewhere)).verdict == "inferior"
-    with pytest.raises(ValueError, match="at step 11 of seed 1 the loss is not finite"):
-        samples_ratios(candidate, baseline)
 
 
-@pytest.mark.parametrize("samples", range(70, 90))
-def test_steps_that_end_together_do_not_overlap(samples: int) -> None:
-    def broken(steps: int, at: int) -> LossCurve:
+def test_steps_that_end_together_do_not_overlap() -> None:
+    def broken(samples: int, steps: int, at: int) -> LossCurve:
         return LossCurve(seed=0, losses=tuple(None if step == at else 1.0 for step in range(steps)), samples=samples)
 
-    for step in range(1, 10):
-        for before in (3 * step - 1, 3 * step + 3):
-            assert _check([broken(10, step)], [broken(30, before)]).verdict == "inferior"
+    overlapping = [
+        (samples, step, before)
+        for samples in range(70, 90)
+        for step in range(1, 10)
+        for before in (3 * step - 1, 3 * step + 3)
+        if _check([broken(samples, 10, step)], [broken(samples, 30, before)]).verdict != "inferior"
+    ]
+    assert overlapping == []
 
 
 @pytest.mark.parametrize("samples", [30, 49, 60])
@@ -325,8 +347,6 @@ def test_seeds_are_paired_and_two_are_needed() -> None:
         check = _check(candidate, few, speedup=1.5)
         assert (check.verdict, check.seeds) == ("inconclusive", seeds)
         assert check.reason == f"{seeds} seed(s) in common with the baseline: at least 2 are needed"
-    with pytest.raises(ValueError, match="at least 2 are needed"):
-        samples_ratios(candidate, baseline[:1])
     with pytest.raises(ValueError, match="a seed occurs twice"):
         _check([*candidate, candidate[0]], baseline)
 
@@ -341,15 +361,6 @@ def test_too_few_steps_are_inconclusive(steps: int, factor: int, taken: str) -> 
     )
     large = _exact(_law(), steps=14, factor=2)
     assert "the baseline's seed 0 took 7 optimizer steps" in _check(baseline, large, speedup=3.0).reason
-
-
-def test_a_longer_ladder_needs_more_steps() -> None:
-    candidate, baseline = _exact(_law(1.1), steps=15), _exact(_law(), steps=15)
-    assert len(samples_ratios(candidate, baseline, horizons=3)) == 3
-    with pytest.raises(ValueError, match="at least 16 are needed"):
-        samples_ratios(candidate, baseline, horizons=4)
-    with pytest.raises(ValueError, match="horizons is 0"):
-        samples_ratios(candidate, baseline, horizons=0)
 
 
 def test_no_losses_are_inconclusive() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emit_records import BASELINE, TUNED, make_interval, make_profile, make_report, make_trial
-from record_factory import make_state, make_target
+from record_factory import make_state, make_target, read_drift_limits
 from test_report import HOSTILE, Page, plain, search_trials
 from typer.testing import CliRunner
 
@@ -26,7 +26,6 @@ from autotune.records.explanation import ChangeEffect, Explanation, RefusedChang
 from autotune.records.profile import OneOffCosts, ParetoPoint
 from autotune.records.search import PlannedRun
 from autotune.sentences.saving import describe_price, describe_saving
-from autotune.targets.drift_limits import read_drift_limits
 
 MIB = 2**20
 EFFECTS = (

@@ -34,6 +34,8 @@ from autotune.machine.toolchain import find_host_allocators, has_cpp_compiler
 from autotune.records import TrainConfig
 from autotune.records.config import SHARED_KNOBS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BASELINE = TrainConfig(micro_batch_size=8, num_threads=1, optimizer_implementation="for-loop")
 STEPS = 8
 """22 samples in batches of 8 make epochs of three steps: two ends of an epoch and two short batches lie in between."""
@@ -91,14 +93,6 @@ NEED_A_GPU = {
 
 def name_of(changes: Any) -> str:
     return ",".join(f"{key}={value}" for key, value in changes.items()) if isinstance(changes, dict) else ""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

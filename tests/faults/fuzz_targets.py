@@ -25,7 +25,7 @@ import emit_records
 import page_records
 import typer
 from compared_runs import make_log, make_run_summary, plant_run
-from record_factory import make_state, make_target
+from record_factory import make_state, make_target, read_drift_limits
 
 from autotune.cli import app
 from autotune.cli.pages.answer import print_answer
@@ -48,7 +48,6 @@ from autotune.search.answer.notes import describe_left_out
 from autotune.search.store.folder import SearchFolder, check_output, find_search_folder
 from autotune.space import build_space
 from autotune.targets.check import check_target
-from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.launch.command import find_launch
 from autotune.targets.metric import read_metrics
 from autotune.targets.resolve import resolve_target

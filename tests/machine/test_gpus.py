@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -215,8 +216,13 @@ IN_EVERY_FACT = (
 )
 
 
-@pytest.mark.parametrize("place", IN_EVERY_FACT)
-@pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb,GPU-cc"])
+@pytest.mark.parametrize(
+    ("place", "visible"),
+    [
+        *((place, None) for place in IN_EVERY_FACT),
+        *itertools.product(("name", "power"), ("0,1", "GPU-bb,GPU-cc")),
+    ],
+)
 @pytest.mark.fault("43", injected="a GPU that is lost", outcome="left out; the others stay")
 def test_a_lost_gpu_is_left_out_and_the_others_stay(
     plant: Any, monkeypatch: pytest.MonkeyPatch, place: str, visible: str | None

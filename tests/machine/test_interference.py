@@ -206,20 +206,21 @@ def test_one_of_several_ranks_cannot_tell_foreign_work(
     assert (seen.foreign_cpu_fraction, seen.steal_fraction) == (foreign, 0.1)
 
 
-@pytest.mark.parametrize("name", ["cpu", "io", "memory"])
 @pytest.mark.parametrize(
-    ("before", "after", "fraction"),
+    ("name", "before", "after", "fraction"),
     [
-        (pressure(1_000_000), pressure(1_500_000), 0.25),
-        (pressure(1_000_000), pressure(1_000_000), 0.0),
-        (pressure(1_000_000), pressure(9_000_000), 1.0),
-        (pressure(1_000_000), pressure(900_000), 0.0),
-        (pressure(1_000_000), "", None),
-        ("", pressure(1_000_000), None),
-        (pressure(1_000_000), "some avg10=0.00 total=\n", None),
-        (pressure(1_000_000), "some avg10=0.00 total=-5\n", None),
-        (pressure(1_000_000), "full avg10=0.00 total=1500000\n", None),
-        (pressure(1_000_000), "\x00\xff some total", None),
+        ("io", pressure(1_000_000), pressure(1_500_000), 0.25),
+        ("memory", pressure(1_000_000), pressure(1_500_000), 0.25),
+        ("cpu", pressure(1_000_000), pressure(1_500_000), 0.25),
+        ("cpu", pressure(1_000_000), pressure(1_000_000), 0.0),
+        ("cpu", pressure(1_000_000), pressure(9_000_000), 1.0),
+        ("cpu", pressure(1_000_000), pressure(900_000), 0.0),
+        ("cpu", pressure(1_000_000), "", None),
+        ("cpu", "", pressure(1_000_000), None),
+        ("cpu", pressure(1_000_000), "some avg10=0.00 total=\n", None),
+        ("cpu", pressure(1_000_000), "some avg10=0.00 total=-5\n", None),
+        ("cpu", pressure(1_000_000), "full avg10=0.00 total=1500000\n", None),
+        ("cpu", pressure(1_000_000), "\x00\xff some total", None),
     ],
 )
 def test_pressure(machine: Machine, name: str, before: str, after: str, fraction: float | None) -> None:

@@ -52,7 +52,7 @@ def measure(steps: Sequence[float], limits: TrialLimits, *, in_turns: bool) -> M
     return script.measure(limits=limits)
 
 
-@pytest.mark.parametrize("first", range(16))
+@pytest.mark.parametrize("first", [0, 1, 8, 15])
 @pytest.mark.parametrize("limits", [LIMITS.replace(measure_seconds=2.0), TURNS], ids=["so long", "so many samples"])
 def test_turns_are_whole_bursts_wherever_a_launch_begins(first: int, limits: TrialLimits) -> None:
     measured = measure([*PLAYED[first:], *PLAYED * 4000], limits, in_turns=True)
@@ -88,7 +88,7 @@ def test_long_steps_that_come_by_chance_are_not_favoured() -> None:
     rng = random.Random(0)
     steps = [2.0**-5 if rng.random() < 0.05 else SHORT for _ in range(400_000)]
     rates = []
-    for _ in range(60):
+    for _ in range(20):
         start = rng.randrange(len(steps) - 20_000)
         measured = measure(steps[start : start + 20_000], LIMITS.replace(measure_seconds=8.0), in_turns=True)
         rates.append(measured.seconds / measured.samples)

@@ -16,18 +16,24 @@ ALL = np.arange(1, BLOCKS + 1)
 UNIT_BOUNDARIES = np.array([racing_boundary(k, 1.0) for k in range(1, 2001)])
 
 
-@pytest.mark.parametrize("looks", [1, 2, 7, 48, 2000])
-@pytest.mark.parametrize("sd", [0.0, 0.03, 1.0])
-@pytest.mark.parametrize(("risk", "rho"), [(0.05, 8.0), (0.01, 8.0), (0.2, 1.5)])
-def test_boundary_is_the_formula(looks: int, sd: float, risk: float, rho: float) -> None:
-    variance = sd**2 * (looks + rho)
-    expected = math.sqrt(variance * math.log((looks + rho) / (4 * risk**2 * rho) + 1))
-    assert racing_boundary(looks, sd, risk=risk, rho=rho) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize(
+    ("looks", "sd", "risk", "rho", "expected"),
+    [
+        (1, 1.0, 0.05, 8.0, 6.525812),  # k + rho = 9; 9 / (4 * 0.0025 * 8) + 1 = 113.5; sqrt(9 ln 113.5)
+        (2, 0.03, 0.01, 8.0, 0.269124),  # 10 / (4 * 0.0001 * 8) + 1 = 3126; 0.03 sqrt(10 ln 3126)
+        (48, 1.0, 0.2, 1.5, 16.248979),  # 49.5 / (4 * 0.04 * 1.5) + 1 = 207.25; sqrt(49.5 ln 207.25)
+        (2000, 0.03, 0.05, 8.0, 4.278801),  # 2008 / (4 * 0.0025 * 8) + 1 = 25101; 0.03 sqrt(2008 ln 25101)
+        (7, 0.0, 0.05, 8.0, 0.0),
+    ],
+)
+def test_boundary_is_the_formula_worked_by_hand(
+    looks: int, sd: float, risk: float, rho: float, expected: float
+) -> None:
+    assert racing_boundary(looks, sd, risk=risk, rho=rho) == pytest.approx(expected, rel=1e-5)
 
 
-def test_boundary_of_one_unit_look_worked_by_hand() -> None:
-    # k + rho = 9; 9 / (4 * 0.0025 * 8) + 1 = 113.5; sqrt(9 ln 113.5) = 3 * sqrt(4.731803)
-    assert racing_boundary(1, 1.0) == pytest.approx(6.525812, abs=1e-5)
+def test_usual_risk_and_rho_are_five_percent_and_eight() -> None:
+    assert racing_boundary(7, 0.03) == racing_boundary(7, 0.03, risk=0.05, rho=8.0)
 
 
 @pytest.mark.parametrize("risk", [0.01, 0.05, 0.2, 0.5, 0.9])

@@ -159,19 +159,24 @@ def test_every_record_class_is_found() -> None:
     assert public - {Record} <= set(RECORDS)
 
 
-@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-def test_every_field_says_what_it_means(kind: type[Record]) -> None:
-    assert kind.__doc__
+def list_unexplained(kind: type[Record]) -> list[str]:
+    """Return the fields of a record that are not followed by a sentence of what they mean."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     fields = [place for place, line in enumerate(definition.body) if isinstance(line, ast.AnnAssign)]
-    assert len(fields) == len(inspect.get_annotations(kind))
+    assert len(fields) == len(inspect.get_annotations(kind)), kind
+    found = []
     for place in fields:
         match definition.body[place + 1 : place + 2]:
-            case [ast.Expr(value=ast.Constant(value=str(meaning)))]:
-                assert meaning.endswith(".")
-            case _:
-                pytest.fail(f"{ast.unparse(definition.body[place])} does not say what it means")
+            case [ast.Expr(value=ast.Constant(value=str(meaning)))] if meaning.endswith("."):
+                continue
+        found.append(f"{kind.__name__}: {ast.unparse(definition.body[place])}")
+    return found
+
+
+def test_every_field_says_what_it_means() -> None:
+    assert [kind.__name__ for kind in RECORDS if not kind.__doc__] == []
+    assert [text for kind in RECORDS for text in list_unexplained(kind)] == []
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
@@ -188,7 +193,12 @@ def test_any_record_survives_json_both_ways(kind: type[Record], data: st.DataObj
     json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} was written"))
 
 
-@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_every_record_is_as_strict_as_the_others() -> None:
+    assert [kind.__name__ for kind in RECORDS if kind.model_config != Record.model_config] == []
+    assert (Record.model_config["frozen"], Record.model_config["extra"]) == (True, "forbid")
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, Profile, Margin], ids=lambda kind: kind.__name__)
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_any_record_refuses_changes_and_unknown_fields(kind: type[Record], data: st.DataObject) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from record_factory import make_spec, make_target
+from record_factory import make_spec, make_target, read_drift_limits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +29,6 @@ from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Found
 from autotune.runs.workload import run_spec
 from autotune.runs.workload_source import WorkloadSource
-from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.workload import check_workload
 
 SAMPLES, BATCH = 40, 8

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from record_factory import make_data, make_model, make_target
+from record_factory import make_data, make_model, make_target, read_drift_limits
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Run, make_report, open_search, run_simulated
 
 from autotune.drift.compare.gradient_rows import GradientRows
@@ -29,7 +29,6 @@ from autotune.search.launch.starter import TrialStarter
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.space import numerics_of
-from autotune.targets.drift_limits import read_drift_limits
 
 KEPT, EARLY = 0.33, 0.12
 """Of the budget: kept for finals, and what a look may take while the search goes on."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from record_factory import make_state, make_target
+from record_factory import make_state, make_target, read_drift_limits
 from simulated import Machine, run_simulated
 
 from autotune.errors import UsageError
@@ -11,7 +11,6 @@ from autotune.records.objective import Objective
 from autotune.records.trial import DEVICE_VARIABLE
 from autotune.search.run import SearchOptions, _holds_proof, _is_answer, run_search
 from autotune.search.store.folder import find_search_folder
-from autotune.targets.drift_limits import read_drift_limits
 from autotune.targets.source.fingerprint import fingerprint_workload
 
 TOY = "from elsewhere import *\n"  # nothing of it is run, and its names cannot be told by reading

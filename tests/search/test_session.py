@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from record_factory import read_drift_limits
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, all_equal, run_simulated
 
 from autotune.errors import NothingFeasibleError, TargetError, UsageError
@@ -12,7 +13,6 @@ from autotune.search.explore.study import Study
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.scores.ranking import Ranking
-from autotune.targets.drift_limits import read_drift_limits
 
 
 def test_a_planted_gain_is_found_proven_and_saved(tmp_path):

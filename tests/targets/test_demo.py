@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,14 +14,7 @@ from autotune.targets.demo import FigureNetwork, learning_rate_factor, workload
 from autotune.targets.demo_pictures import FIGURES, PICTURE_SIZE, draw_picture, measure_distance
 from autotune.targets.workload import Metric, check_workload
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw_batch(first: int, *, size: int = 32) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,16 +15,9 @@ from autotune.errors import TargetError
 from autotune.targets.load import load_workload
 from autotune.targets.workload import LoadedWorkload, Metric
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FOLDER = Path(__file__).parents[2] / "examples" / "digits"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take ten times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_factory import read_drift_limits
 
 from autotune.errors import UsageError
 from autotune.records import DriftLimits, Margin
-from autotune.targets.drift_limits import read_drift_limits, require_metrics
+from autotune.targets.drift_limits import require_metrics
 
 USUAL = Margin(amount=0.005)
 

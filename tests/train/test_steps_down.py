@@ -48,10 +48,20 @@ def choose(
     return None if choice is None else (choice.action, choice.config)
 
 
-@pytest.mark.parametrize("cause", ["oom-device", "oom-host", "oom-killed", "allocator-thrash"])
 @pytest.mark.parametrize(
-    ("micro", "accumulation", "smaller"),
-    [(64, 1, 32), (32, 2, 16), (3, 1, 1), (9, 1, 3), (7, 1, 1), (12, 5, 6), (2, 1, 1)],
+    ("cause", "micro", "accumulation", "smaller"),
+    [
+        ("oom-device", 64, 1, 32),
+        ("oom-device", 32, 2, 16),
+        ("oom-device", 3, 1, 1),
+        ("oom-device", 9, 1, 3),
+        ("oom-device", 7, 1, 1),
+        ("oom-device", 12, 5, 6),
+        ("oom-device", 2, 1, 1),
+        ("oom-host", 12, 5, 6),
+        ("oom-killed", 12, 5, 6),
+        ("allocator-thrash", 12, 5, 6),
+    ],
 )
 def test_less_memory_is_a_smaller_divisor_of_the_same_effective_batch(
     cause: str, micro: int, accumulation: int, smaller: int

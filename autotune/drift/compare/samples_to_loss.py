@@ -46,7 +46,8 @@ _LARGEST_LOG = math.log(LARGEST_RATIO)
 _LARGEST_LOSS = 1e100  # cut there: it decides the same, and sums of it are finite
 _MARGIN = 0.005  # of more samples, where no speed-up pays for them
 _MOST_GROWTH = 1.05  # of the ratio, from horizon to horizon
-_HORIZONS, _FEWEST_STEPS = 3, 8
+_HORIZONS = 3
+_FEWEST_STEPS = 2**_HORIZONS  # two to the first horizon: the first one alone has learned nothing yet
 _WINDOWS_PER_OCTAVE = 16  # neighbours share nearly all their steps: more would add nothing
 _TIE = 1e-12  # relative: equal losses added up in another order
 _NOTHING = 1e-300  # a difference too small to divide by
@@ -72,38 +73,13 @@ class _Smoothed(NamedTuple):
     log_samples: _Numbers  # (windows,), of the mean of those trained on before each step
 
 
-class _Horizon(NamedTuple):
+class Horizon(NamedTuple):
+    """What the seeds pay at one horizon."""
+
     found: SamplesRatio
-    log_ratios: tuple[float, ...]  # one a seed
-
-
-def samples_ratios(
-    candidate: Sequence[LossCurve], baseline: Sequence[LossCurve], *, horizons: int = _HORIZONS
-) -> tuple[SamplesRatio, ...]:
-    """Return the ratio of the samples needed for the same training loss at each horizon, e.g. at N/4, N/2 and N.
-
-    N is what every curve ran. The loss at n samples is the mean over the last half of them, (n/2, n], made
-    non-increasing by isotonic regression on what came until then (pool adjacent violators: Ayer et al., Annals of
-    Mathematical Statistics 1955), and linear in the logarithm of the samples in between. Windows in proportion to n
-    keep the ratio as it is: smoothing a stretched curve stretches the smooth one, however bent. The loss of a step
-    belongs to the weights before it, so to the samples of the steps before.
-
-    Args:
-        candidate: one curve per seed; a step may be of another number of samples than the baseline's.
-        baseline: one curve per seed; seeds without a partner are left out.
-        horizons: how many, each twice the one before.
-
-    Raises:
-        ValueError: a seed occurs twice in one arm, fewer than two seeds in common, a loss that is not finite, fewer
-            steps than the horizons need (2^horizons, at least 8), or no horizon.
-    """
-    if horizons < 1:
-        raise ValueError(f"horizons is {horizons}: it must be at least 1")
-    pairs = pair_by_seed(candidate, baseline)
-    finding = _find_not_finite(pairs) or find_too_few_seeds(pairs) or _find_too_few_steps(pairs, horizons)
-    if finding is not None:
-        raise ValueError(finding[1])
-    return tuple(horizon.found for horizon in _compare(pairs, horizons))
+    """Over all of them."""
+    log_ratios: tuple[float, ...]
+    """One a seed."""
 
 
 def check_samples_to_loss(
@@ -111,7 +87,7 @@ def check_samples_to_loss(
 ) -> QualityCheck:
     """Judge whether a candidate's speed pays for the additional samples it needs, paired by seed.
 
-    net speed-up = speedup / ratio at the last of three horizons (`samples_ratios`), each bound one-sided at 95 %.
+    net speed-up = speedup / ratio at the last of three horizons (`compare_at_horizons`), each bound one-sided at 95 %.
     Batches are compared like this by McCandlish et al., arXiv 1812.06162, and Shallue et al., JMLR 2019.
 
     Args:
@@ -133,11 +109,11 @@ def check_samples_to_loss(
         raise ValueError(f"speedup is {speedup}: it must be positive and finite")
     margin, pairs = Margin(amount=_MARGIN if speedup is None else speedup - 1.0), pair_by_seed(candidate, baseline)
     comparison = Comparison("samples-to-loss", "samples to the same loss", margin, pairs)
-    finding = _find_not_finite(pairs) or find_too_few_seeds(pairs) or _find_too_few_steps(pairs, _HORIZONS)
+    finding = _find_not_finite(pairs) or find_too_few_seeds(pairs) or _find_too_few_steps(pairs)
     finding = finding or _find_nothing_learned(pairs)
     if finding is not None:
         return report_finding(comparison, finding)
-    horizons = _compare(pairs, _HORIZONS)
+    horizons = compare_at_horizons(pairs)
     ratio, (start, growth) = horizons[-1].found.ratio, _growth(horizons)
     difference = ratio.replace(estimate=ratio.estimate - 1.0, low=ratio.low - 1.0, high=ratio.high - 1.0)
     verdict, conclusion = _judge(difference, margin, growth)
@@ -173,15 +149,14 @@ def _shared_samples(pairs: Sequence[Pair]) -> int:
     return max(0, min(curve.samples for pair in pairs for curve in pair))
 
 
-def _find_too_few_steps(pairs: Sequence[Pair], horizons: int) -> Finding | None:
+def _find_too_few_steps(pairs: Sequence[Pair]) -> Finding | None:
     shared = _shared_samples(pairs)
-    fewest = max(_FEWEST_STEPS, 2**horizons)  # two to the first horizon: the first one alone has learned nothing yet
     for pair in pairs:
         for who, curve in zip(("candidate", "baseline"), pair, strict=True):
             steps = shared * len(curve.losses) / curve.samples if shared else 0.0
-            if steps < fewest:
+            if steps < _FEWEST_STEPS:
                 reason = f"the {who}'s seed {curve.seed} took {steps:.3g} optimizer steps for the samples both arms ran"
-                return "inconclusive", f"{reason}: at least {fewest} are needed"
+                return "inconclusive", f"{reason}: at least {_FEWEST_STEPS} are needed"
     return None
 
 
@@ -198,18 +173,30 @@ def _losses_within(curve: LossCurve, samples: float) -> tuple[float, ...]:
     return tuple(cut(loss, largest=_LARGEST_LOSS) for loss in begun if loss is not None)
 
 
-def _compare(pairs: Sequence[Pair], horizons: int) -> list[_Horizon]:
+def compare_at_horizons(pairs: Sequence[Pair]) -> list[Horizon]:
+    """Return the ratio of the samples needed for the same training loss at N/4, N/2 and N.
+
+    N is what every curve ran. The loss at n samples is the mean over the last half of them, (n/2, n], made
+    non-increasing by isotonic regression on what came until then (pool adjacent violators: Ayer et al., Annals of
+    Mathematical Statistics 1955), and linear in the logarithm of the samples in between. Windows in proportion to n
+    keep the ratio as it is: smoothing a stretched curve stretches the smooth one, however bent. The loss of a step
+    belongs to the weights before it, so to the samples of the steps before.
+
+    Args:
+        pairs: the candidate's curve and the baseline's, one a seed; at least two of at least 8 steps and finite losses.
+            A step of one may be of another number of samples than the other's.
+    """
     shared = _shared_samples(pairs)
     smoothed = [_smooth_alike(pair, shared) for pair in pairs]
     compared = []
-    for halvings in reversed(range(horizons)):
+    for halvings in reversed(range(_HORIZONS)):
         cuts = halvings * _WINDOWS_PER_OCTAVE
         lags = [_log_ratio(_drop_last(ours, cuts), _drop_last(theirs, cuts)) for ours, theirs in smoothed]
         logs, are_unbounded = zip(*lags, strict=True)
         ratio = _exponentiated(drift_interval(logs))
         if any(are_unbounded):
             ratio = ratio.replace(high=LARGEST_RATIO)
-        compared.append(_Horizon(SamplesRatio(round(shared / 2**halvings), ratio), logs))
+        compared.append(Horizon(SamplesRatio(round(shared / 2**halvings), ratio), logs))
     return compared
 
 
@@ -262,7 +249,7 @@ def _exponentiated(logs: Interval) -> Interval:
     return logs.replace(estimate=estimate, low=low, high=high, method=f"{logs.method}, log ratio")
 
 
-def _growth(horizons: Sequence[_Horizon]) -> tuple[_Horizon, Interval]:
+def _growth(horizons: Sequence[Horizon]) -> tuple[Horizon, Interval]:
     # From a horizon that only says "at least", every later ratio looks like growth.
     start = next((each for each in horizons[:-1] if each.found.ratio.high < LARGEST_RATIO), horizons[0])
     ends = zip(start.log_ratios, horizons[-1].log_ratios, strict=True)
@@ -279,7 +266,7 @@ def _judge(difference: Interval, margin: Margin, growth: Interval) -> tuple[Qual
     return "non-inferior", "within what is allowed"
 
 
-def _describe_ratios(horizons: Sequence[_Horizon], start: _Horizon, growth: Interval) -> list[str]:
+def _describe_ratios(horizons: Sequence[Horizon], start: Horizon, growth: Interval) -> list[str]:
     *_, ratio = ratios = [horizon.found.ratio for horizon in horizons]
     each = " / ".join(f"{'>' if found.high >= LARGEST_RATIO else ''}{found.estimate:.4g}x" for found in ratios)
     at, seeds = " / ".join(f"{horizon.found.samples:,}" for horizon in horizons), len(start.log_ratios)

@@ -29,6 +29,7 @@ from autotune.drift.record.numerics import SWITCHED, IncomparableGradients, Pair
 from autotune.engine.device import release_cached, reserved_bytes, synchronize
 from autotune.engine.length import count_epoch_steps
 from autotune.engine.loop import Training
+from autotune.format import count
 from autotune.isolation.causes import explain_exception
 from autotune.records.config import TrainConfig
 from autotune.records.quality import GradientEquivalence, LossBand, Margin
@@ -130,7 +131,7 @@ class DriftGuard:
             return f"first look at the gradients at step {self._schedule.next_step}"
         if self._gradients.is_in_round:
             return f"a closer look at the gradients ({checks} checks)"
-        return f"gradients as the baseline's ({checks} check{'s' if checks > 1 else ''})"
+        return f"gradients as the baseline's ({count(checks, 'check')})"
 
     def check_step(self, step: int) -> Alarm | None:
         """Look at the gradients when it is time; called after every optimizer step.

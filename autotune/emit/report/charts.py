@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autotune.emit.report.tables import describe_difference
 from autotune.emit.report.wording import format_interval, typeset_factor
-from autotune.format import format_time
+from autotune.format import count, format_time
 from autotune.records import Interval, Profile, StepPhases, TargetFacts, TrainConfig, TrialResult, TrialStatus
 from autotune.sentences.trials import name_status
 
@@ -194,7 +194,7 @@ def draw_finals(trials: Sequence[TrialResult], profile: Profile) -> FinalsChart 
 
 
 def _summarise_finals(pairs: int, speedup: Interval | None) -> str:
-    start = f"{pairs} pair{'s' if pairs != 1 else ''} of fresh processes"
+    start = f"{count(pairs, 'pair')} of fresh processes"
     if speedup is None:
         return f"{start}, too few for an interval."
     return f"{start}; together {typeset_factor(speedup.estimate)}, {format_interval(speedup)}."
@@ -249,8 +249,8 @@ def _kind(trial: TrialResult, baseline: TrainConfig, ratio: float | None) -> str
 
 
 def _summarise(ratios: Sequence[float | None], rivals: Sequence[float | None]) -> str:
-    count, failed = len(ratios), sum(ratio is None for ratio in ratios)
-    start = f"{count} timed trial{'s' if count != 1 else ''}, {failed} of them failed"
+    failed = sum(ratio is None for ratio in ratios)
+    start = f"{count(len(ratios), 'timed trial')}, {failed} of them failed"
     best = max((ratio for ratio in rivals if ratio is not None), default=0.0)
     if best <= 1.0:
         return f"{start}; no single trial ran faster than your settings."

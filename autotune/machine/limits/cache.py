@@ -1,6 +1,6 @@
 """Measured limits kept between runs: a file per machine, software and way to start, in the user's cache folder.
 
-    hardware, software, device, threads, ranks, environment ──hash──▶ ceilings-<key>.json ──▶ ceilings and their age
+    hardware, software, device, environment ──hash──▶ ceilings-<key>.json ──▶ ceilings and their age
 
 A file that is damaged, too old or somebody else's counts as absent: the limits are then measured anew.
 """
@@ -53,8 +53,6 @@ def find_cached_ceilings(
     software: SoftwareInfo,
     *,
     device: str,
-    threads: int | None,
-    ranks: int = 1,
     now: float | None = None,
 ) -> tuple[Ceilings, float] | None:
     """Return limits measured earlier and their age in seconds; None when there are none to rely on.
@@ -63,11 +61,9 @@ def find_cached_ceilings(
         hardware: the machine.
         software: its versions.
         device: where they were measured.
-        threads: of a CPU's operations; None for PyTorch's own choice.
-        ranks: processes of the training.
         now: seconds since 1970; None for the clock's.
     """
-    key = _build_key(hardware, software, device=device, threads=threads, ranks=ranks)
+    key = _build_key(hardware, software, device=device)
     path = _find_path(key)
     try:
         if path is None or path.stat().st_uid != os.geteuid():
@@ -87,8 +83,6 @@ def save_ceilings(
     software: SoftwareInfo,
     *,
     device: str,
-    threads: int | None,
-    ranks: int = 1,
     now: float | None = None,
 ) -> bool:
     """Keep limits for later runs, where the cache folder can be written.
@@ -98,14 +92,12 @@ def save_ceilings(
         hardware: as for `find_cached_ceilings`.
         software: likewise.
         device: likewise.
-        threads: likewise.
-        ranks: likewise.
         now: likewise.
 
     Returns:
         Whether they are kept.
     """
-    key = _build_key(hardware, software, device=device, threads=threads, ranks=ranks)
+    key = _build_key(hardware, software, device=device)
     path = _find_path(key)
     is_full = bool(ceilings.matmul) and all(
         rate.emulated or rate.sustained_flops_per_second is not None for rate in ceilings.matmul
@@ -121,7 +113,7 @@ def save_ceilings(
     return True
 
 
-def _build_key(hardware: HardwareInfo, software: SoftwareInfo, *, device: str, threads: int | None, ranks: int) -> str:
+def _build_key(hardware: HardwareInfo, software: SoftwareInfo, *, device: str) -> str:
     parts = {
         "method": _METHOD,
         "hardware": hardware.fingerprint,
@@ -129,8 +121,8 @@ def _build_key(hardware: HardwareInfo, software: SoftwareInfo, *, device: str, t
         "quota": hardware.cpu_quota,
         "software": software.fingerprint,
         "device": device,
-        "threads": threads,
-        "ranks": ranks,
+        "threads": None,  # this and the next stay as they were: what was kept before is found
+        "ranks": 1,
         "environment": {name: os.environ.get(name) for name in _ENVIRONMENT},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -21,7 +21,7 @@ from autotune.records.trial import Target
 from autotune.targets.launch.command import Launch, find_launch
 from autotune.targets.script import own_values, render_command
 from autotune.targets.source.location import locate, split_spec
-from autotune.targets.source.project import MOST_BYTES, MOST_FILES, list_python_files, list_sources
+from autotune.targets.source.project import MOST_BYTES, MOST_FILES, list_python_files, list_sources, size_of
 
 _SETTINGS_SUFFIXES = frozenset({".json", ".toml", ".yaml", ".yml", ".cfg", ".ini"})
 _OWN_FILES = frozenset({"best.json", "autotune.toml"})
@@ -77,7 +77,7 @@ def _list_files(script: Path | None, root: Path) -> list[Path]:
         return alone
     files = {*alone, *code}
     files.update(_list_settings(script.parent if script else root))
-    if len(files) > MOST_FILES or sum(_size(file) for file in files) > MOST_BYTES:
+    if len(files) > MOST_FILES or sum(size_of(file) for file in files) > MOST_BYTES:
         return alone
     return sorted(files, key=lambda file: file.relative_to(root).parts)
 
@@ -90,15 +90,8 @@ def _list_settings(folder: Path) -> Iterator[Path]:
     for name in names:
         file = folder / name
         is_settings = file.suffix in _SETTINGS_SUFFIXES and not name.startswith(".") and name not in _OWN_FILES
-        if is_settings and _size(file) <= _MOST_SETTINGS_BYTES:
+        if is_settings and size_of(file) <= _MOST_SETTINGS_BYTES:
             yield file
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read_bytes(file: Path) -> bytes | None:

@@ -64,7 +64,7 @@ def list_sources(location: Location, *, folder: Path) -> dict[str, Path]:
             names |= _read_names(text, roots)
         waiting += _find_all(sorted(names - names_seen), roots)
         names_seen |= names
-    return found if sum(_size(file) for file in found.values()) <= MOST_BYTES else alone
+    return found if sum(size_of(file) for file in found.values()) <= MOST_BYTES else alone
 
 
 def list_python_files(root: Path) -> list[Path] | None:
@@ -135,7 +135,8 @@ def _is_code(place: Path | None) -> bool:
     return place is not None and (os.path.isfile(place) or os.path.isfile(place / "__init__.py"))
 
 
-def _size(file: Path) -> int:
+def size_of(file: Path) -> int:
+    """Return a file's size in bytes; 0 where that cannot be told."""
     try:
         return file.stat().st_size
     except OSError:

@@ -37,7 +37,6 @@ class RunLog:
         farthest: most samples of any line.
         seconds: in steps, by the throughput of the lines.
         metrics: of the last evaluation.
-        evaluated_step: when that was.
     """
 
     points: list[tuple[int, float]] = field(default_factory=list)
@@ -47,7 +46,6 @@ class RunLog:
     farthest: int = 0
     seconds: float = 0.0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    evaluated_step: int | None = None
 
     def add(self, line: dict[str, Any]) -> None:
         """Take in a line; a training resumed from before it says its steps again, and they count anew.
@@ -58,8 +56,7 @@ class RunLog:
         """
         step = _count(line["step"])
         if "samples" not in line:
-            metrics = {name: _figure(value) for name, value in line.items() if name not in ("step", "epoch")}
-            self.metrics, self.evaluated_step = metrics, step
+            self.metrics = {name: _figure(value) for name, value in line.items() if name not in ("step", "epoch")}
             return
         samples, rate, loss = _count(line["samples"]), _figure(line.get("samples_per_second")), _figure(line["loss"])
         if rate is not None and rate > 0:

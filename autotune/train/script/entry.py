@@ -24,7 +24,7 @@ from autotune.records.trial import Cause
 from autotune.runs.run_script import run_script
 from autotune.sentences.training import list_speed
 from autotune.targets.launch.command import Launch
-from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.policy import TRAIN_POLICY
 from autotune.train.recovery.child import tie_to_parent
 from autotune.train.script.progress import write_progress
 
@@ -40,18 +40,17 @@ class ScriptTraining:
 
     Args:
         plan: what it was started with.
-        policy: the training's thresholds.
     """
 
-    def __init__(self, plan: ScriptPlan, policy: TrainPolicy = TRAIN_POLICY) -> None:
-        self._plan, self._policy = plan, policy
+    def __init__(self, plan: ScriptPlan) -> None:
+        self._plan = plan
         self._progress = TrainingProgress(rank=int(os.environ.get("RANK", "0")))
         self._world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._process = os.getpid()
         self._first = self._aside = self._waited_aside = self._waited_before = 0.0
         self._aside_since: float | None = None
         self._written = -math.inf
-        self._line_due, self._line_samples, self._line_seconds = policy.script_first_lines_seconds, 0, 0.0
+        self._line_due, self._line_samples, self._line_seconds = TRAIN_POLICY.script_first_lines_seconds, 0, 0.0
         self._caught: tuple[int, Cause, str] | None = None
         self._hooks: ScriptHooks | None = None
         self._stack = ExitStack()
@@ -109,7 +108,7 @@ class ScriptTraining:
     def _count(self, step: ScriptStep) -> None:
         if os.getpid() != self._process:
             return  # a process that the script forked trains something of its own
-        now, before, policy = time.perf_counter(), self._progress, self._policy
+        now, before, policy = time.perf_counter(), self._progress, TRAIN_POLICY
         samples = step.samples * self._world_size
         steps = before.steps + 1
         if steps == 1:
@@ -169,8 +168,8 @@ class ScriptTraining:
         write_progress(Path(self._plan.progress_folder), self._progress)
 
     def _tell_pace(self, elapsed: float) -> None:
-        progress, policy = self._progress, self._policy
-        first, later = policy.script_first_lines_seconds, policy.script_lines_seconds
+        progress = self._progress
+        first, later = TRAIN_POLICY.script_first_lines_seconds, TRAIN_POLICY.script_lines_seconds
         samples = progress.training_samples - self._line_samples
         seconds = progress.training_seconds - self._line_seconds
         self._line_samples, self._line_seconds = progress.training_samples, progress.training_seconds

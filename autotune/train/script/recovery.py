@@ -25,7 +25,7 @@ from autotune.scratch import scratch_folder
 from autotune.sentences.settings import describe_exchanges
 from autotune.sentences.training import list_speed
 from autotune.targets.user_knob import write_knob
-from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.policy import TRAIN_POLICY
 from autotune.train.recovery.attempts import Ended, Start
 from autotune.train.recovery.steps_down import Choice, Fault, choose_step_down, make_step_down
 from autotune.train.recovery.supervisor import Death, Decision, Supervisor
@@ -61,7 +61,6 @@ def train_script(
     say: Callable[[str], None],
     max_restarts: int = 0,
     as_json: bool = False,
-    policy: TrainPolicy = TRAIN_POLICY,
 ) -> ScriptEnd:
     """Run a script to its end under its settings.
 
@@ -70,7 +69,6 @@ def train_script(
         say: is given what the user should know, one sentence at a time.
         max_restarts: times it is started again after steps were taken: it goes on from its own checkpoints then.
         as_json: standard output is for the summary, so what the script prints there goes to standard error.
-        policy: the training's thresholds.
 
     Raises:
         UsageError: the command cannot be started.
@@ -78,11 +76,11 @@ def train_script(
     """
     began = time.monotonic()
     with opened_folder(run, say) as folder:
-        recovery = ScriptRecovery(run, folder, say, max_restarts, as_json, policy)
+        recovery = ScriptRecovery(run, folder, say, max_restarts, as_json)
         exchanged = run.exchanged_malloc
         if exchanged is not None:
             say(exchanged)
-        ended = Supervisor(recovery, say, policy=policy).run()
+        ended = Supervisor(recovery, say).run()
         return ScriptEnd(ended.exit_status, recovery.conclude(ended, time.monotonic() - began))
 
 
@@ -126,7 +124,6 @@ class ScriptRecovery:
         say: is given what the user should know.
         restarts_left: times it may be started again after steps were taken.
         as_json: standard output is for the summary.
-        policy: the training's thresholds.
         leading: what the first process of each attempt counted, by attempt.
     """
 
@@ -135,7 +132,6 @@ class ScriptRecovery:
     say: Callable[[str], None]
     restarts_left: int
     as_json: bool
-    policy: TrainPolicy
     leading: dict[int, TrainingProgress] = field(default_factory=dict)
 
     def start(self, _attempt: int) -> Start:
@@ -162,7 +158,7 @@ class ScriptRecovery:
     def decide(self, death: Death, choice: Choice | None) -> Decision:
         """Return whether the script is started again."""
         fault = death.fault
-        if fault.step == 0 and choice is not None and death.attempt + 1 < self.policy.most_starts:
+        if fault.step == 0 and choice is not None and death.attempt + 1 < TRAIN_POLICY.most_starts:
             return self._restart(fault, choice, "nothing is lost, so it is started again")
         if fault.step and self.restarts_left:
             self.restarts_left -= 1
@@ -174,7 +170,7 @@ class ScriptRecovery:
         """Say what failed, and how to go on with safer settings where there are any."""
         fault, plan = death.fault, self.folder.plan
         # Whoever starts it again does so by themselves: the same settings once more are no advice.
-        choice = choose_step_down(fault, plan, death.knobs, repeats=False, policy=self.policy)
+        choice = choose_step_down(fault, plan, death.knobs, repeats=False)
         said = _describe_fault(fault)
         if fault.step:
             said += "; its checkpoints are its own, and it cannot be taken back to one from here"

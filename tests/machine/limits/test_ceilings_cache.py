@@ -40,13 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save(ceilings: Ceilings = CEILINGS, *, now: float = NOW, **changes: Any) -> bool:
-    return save_ceilings(ceilings, HARDWARE, SOFTWARE, **{"device": "cpu", "threads": 4, "now": now, **changes})
+    return save_ceilings(ceilings, HARDWARE, SOFTWARE, **{"device": "cpu", "now": now, **changes})
 
 
 def find(
     *, now: float = NOW, machine: HardwareInfo = HARDWARE, software: SoftwareInfo = SOFTWARE, **changes: Any
 ) -> tuple[Ceilings, float] | None:
-    return find_cached_ceilings(machine, software, **{"device": "cpu", "threads": 4, "now": now, **changes})
+    return find_cached_ceilings(machine, software, **{"device": "cpu", "now": now, **changes})
 
 
 def only_file(folder: Path) -> Path:
@@ -81,9 +81,6 @@ def test_the_clock_is_asked_when_no_time_is_given() -> None:
     "other",
     [
         {"device": "cuda"},
-        {"threads": 2},
-        {"threads": None},
-        {"ranks": 2},
         {"machine": HARDWARE.replace(cpu_name="another")},
         {"machine": HARDWARE.replace(affinity_cpu_count=2)},
         {"machine": HARDWARE.replace(cpu_quota=1.5)},
