@@ -271,6 +271,7 @@ def _run(
     """Search, print the answer, and exit as it ended."""
     from autotune.cli.pages.answer import print_answer
     from autotune.cli.pages.report import write_page_beside
+    from autotune.records.profile import Profile
 
     with stop_on_signals() as stop:
         try:
@@ -285,7 +286,8 @@ def _run(
         if json_output:
             print_json(profile.to_json())
         else:
-            print_answer(profile, Path(options.out), explanation)
+            is_kept = Profile.load(options.out) != profile
+            print_answer(profile, Path(options.out), explanation, is_kept=is_kept)
         if told:
             say(told)
         stop.exit_if_set()

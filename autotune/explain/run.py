@@ -31,6 +31,7 @@ from autotune.search.finals.stage import make_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import RunTrial, SearchContext, TrialStarter
 from autotune.search.launch.together import add_first_launch, find_first_launch
+from autotune.search.launch.turns import leave_out_excused
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.problem import make_problem
@@ -210,7 +211,7 @@ def _why_not(place: SearchFolder, profile: Profile) -> str:
 
 def _read(place: SearchFolder, profile: Profile) -> Readings:
     """Return the launches of a search, and of its explanation where that is of the same answer and machine."""
-    report, trials = place.read_probe(), place.read_trials()
+    report, trials = place.read_probe(), leave_out_excused(place.read_trials())
     probed = next((one for one in trials if one.facts is not None and one.curves), None)
     if report is None or probed is None:
         raise UsageError(f"{place.path} holds no probe report", hint="run autotune search again")

@@ -15,7 +15,7 @@ from autotune.records.config import TrainConfig, changed_fields, get_knob, is_us
 from autotune.records.objective import Objective
 from autotune.records.quality import QualityCheck, is_passed
 from autotune.records.trial import LossCurve, TrialResult, TrialStatus
-from autotune.search.finals.finalist import FinalsOutcome
+from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.prices import Prices
 from autotune.search.launch.suspects import Ended, Suspects
@@ -68,6 +68,7 @@ class SearchLog:
         self._settled: tuple[TrainConfig, ...] = ()
         self._attempted: frozenset[str] = frozenset()
         self._notes: tuple[str, ...] = ()
+        self._has_repeatable_losses = True
         self._derived: dict[str, object] = {}
 
     # ---- what is added
@@ -88,11 +89,27 @@ class SearchLog:
         problem = self.problem
         redraws = result.spec.config is not None and draws_otherwise(result.spec.config, problem.report.target)
         score = score_trial(result, problem.baseline_losses, problem.limits, other_draws=redraws)
-        judged = Judged(trim_launch(result, problem.baseline_losses), score)
+        if score.status is TrialStatus.DRIFTED and result.spec.config == problem.baseline:
+            self._take_back_drift()
+        judged = Judged(
+            trim_launch(result, problem.baseline_losses),
+            score if self._has_repeatable_losses else score.without_drift(),
+        )
         self.add_judged(judged)
         if judged.score.status is TrialStatus.DRIFTED:
             self.refuse_user_values(judged.config)
         return judged
+
+    def _take_back_drift(self) -> None:
+        """Screen no launch by its losses any more: the user's own settings would not pass; the loss check decides."""
+        if not self._has_repeatable_losses:
+            return
+        self._has_repeatable_losses = False
+        self._judged = tuple(Judged(one.result, one.score.without_drift()) for one in self._judged)
+        self.add_notes(
+            "the losses of your own settings differ from launch to launch by more than the limit, so that no setting "
+            "was refused for its first steps: seed what your training draws, and they can be compared"
+        )
 
     def add_earlier_launch(self, result: TrialResult) -> None:
         """Add a timing launch of an earlier session; all of them come before this session's own."""
@@ -112,7 +129,9 @@ class SearchLog:
             self._derived.pop(name, None)
 
     def add_interrupted(self, result: TrialResult) -> None:
-        """Add a timing launch that the end of its time or the user cut."""
+        """Add a timing launch that the end of its time or the user cut; one during which the machine slept is none."""
+        if result.cause == "disturbed":
+            return
         self._interrupted = (*self._interrupted, result)
         self._derived = {}
 
@@ -149,6 +168,7 @@ class SearchLog:
     def add_recalled_finals(self, plan: FinalsPlan, outcome: FinalsOutcome) -> None:
         """Add what the finals of earlier sessions have shown; what they left open may be taken up again."""
         self._finals, self._finals_plan = outcome, plan
+        self._settle(outcome, [one for one in outcome.candidates if one.outcome == "no gain"])
 
     def add_finals(self, plan: FinalsPlan, outcome: FinalsOutcome) -> None:
         """Add what finals have shown, with those before them, by the plan of the last."""
@@ -157,10 +177,14 @@ class SearchLog:
         if self._finals_plan is None or shown is None or shown.config in plan.finalists:
             self._finals_plan = plan
         # More pairs of what is futile would hardly show anything: the time is another's.
-        ended = [one.config for one in outcome.candidates if one.failure or one.futile or one.outcome == "no gain"]
+        self._settle(
+            outcome, [one for one in outcome.candidates if one.failure or one.futile or one.outcome == "no gain"]
+        )
+
+    def _settle(self, outcome: FinalsOutcome, ended: Sequence[Finalist]) -> None:
         # Another is answered: more pairs of what is proven would change nothing.
-        ended += [one.config for one in outcome.proven if one is not outcome.winner]
-        self._settled = (*self._settled, *ended)
+        answered = [one for one in outcome.proven if one is not outcome.winner]
+        self._settled = (*self._settled, *(one.config for one in (*ended, *answered)))
 
     def add_notes(self, *notes: str) -> None:
         """Add sentences for the user."""

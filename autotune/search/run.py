@@ -290,7 +290,8 @@ def _remove_unfinished(root: Path, out: Path) -> None:
 
 def _is_answer(profile: Profile) -> bool:
     """Return whether a search has come to something: until then what was proven before stays."""
-    return profile.verdict == "improved" or profile.evidence.stop_reason in ("budget", "exhausted", "bound")
+    is_settled = profile.verdict == "keep" and profile.evidence.stop_reason in ("budget", "exhausted", "bound")
+    return profile.verdict == "improved" or is_settled
 
 
 def _holds_proof(path: Path, profile: Profile) -> bool:

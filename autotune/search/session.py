@@ -45,6 +45,7 @@ from autotune.search.launch.together import (
     make_first_launch,
     require_shareable_batch,
 )
+from autotune.search.launch.turns import leave_out_excused
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY, SearchPolicy
 from autotune.search.problem import make_problem
@@ -161,7 +162,7 @@ def run_session(
         NothingFeasibleError: the user's own settings break the memory limit.
         TargetError: the training fails with its own settings.
     """
-    known = folder.read_trials()
+    known = leave_out_excused(folder.read_trials())
     probed = _begin(folder, state, context, known, number=number, policy=policy)
     log = _open_log(folder, state, context, probed, policy)
     starter = TrialStarter(log, context, number=max(probed.next_number, number))

@@ -60,6 +60,17 @@ def test_the_verdict_is_what_the_pairs_show(log_ratios, verdict):
     assert profile.speedup.estimate == pytest.approx(math.exp(statistics.fmean(log_ratios)))
 
 
+def test_what_is_clearly_faster_and_was_not_tested_is_not_ruled_out_with_another():
+    judged = [make_judged(BASELINE, 0.0), make_judged(ONE, 0.03), make_judged(TWO, 0.25), make_judged(TWO, 0.23)]
+    finals = play_finals(NO_GAIN)
+    profile = end(judged, finals=finals)
+    assert (profile.verdict, profile.candidate_config) == ("inconclusive", TWO)
+    assert profile.candidate is not None
+    assert profile.candidate.reason == "there was no time for its loss check"
+    assert end(judged[:2], finals=finals).verdict == "keep"
+    assert end([*judged[:2], make_judged(TWO, 0.06)], finals=finals).verdict == "keep"
+
+
 def test_without_finals_the_baseline_is_kept_and_the_hope_is_told():
     profile = answer(None)
     assert (profile.verdict, profile.config, profile.candidate_config) == ("inconclusive", BASELINE, ONE)

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_check
+from record_factory import make_check, make_measurement, make_result, make_spec
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interference, Measurement
-from autotune.records.trial import TrialResult, TrialSpec, TrialStatus
+from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
 from autotune.search.finals.plan import count_samples, list_pair_noises, plan_finals, price_pair
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.starter import SearchContext, TrialStarter
-from autotune.search.launch.turns import explores_in_turns, fit_together, is_blamed_on_turns, memory_beside
+from autotune.search.launch.turns import (
+    explores_in_turns,
+    fit_together,
+    is_blamed_on_turns,
+    leave_out_excused,
+    memory_beside,
+)
 from autotune.search.policy import USUAL_POLICY
 from autotune.search.progress import SearchProgress, SearchReporter
 
@@ -294,6 +300,68 @@ def test_what_two_want_at_a_time_is_no_fault_of_the_settings(error: str, is_blam
     result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
     crashed = result.replace(status=TrialStatus.CRASHED, cause="user-error", measurement=None, error=error)
     assert is_blamed_on_turns(search.log, crashed) == is_blamed
+
+
+@pytest.mark.parametrize("cause", ["shm", "limits"])
+def test_what_two_share_is_run_alone(cause: Cause) -> None:
+    search = open_pairs(Machine())
+    launch(search, BF16)
+    result = search.starter.launch_beside(BF16, 60.0, ends_with_stage=False, rival=None)
+    assert is_blamed_on_turns(
+        search.log, result.replace(status=TrialStatus.CRASHED, cause=cause, measurement=None, error="no room")
+    )
+
+
+def test_what_failed_in_turns_and_was_run_again_alone_is_left_out_by_a_search_that_goes_on() -> None:
+    def make(number: int, purpose: Any, config: TrainConfig, status: TrialStatus) -> TrialResult:
+        measurement = make_measurement() if status is TrialStatus.COMPLETED else None
+        spec = make_spec(config).replace(number=number, purpose=purpose)
+        return make_result(spec, status=status, measurement=measurement)
+
+    failed, worked = TrialStatus.CRASHED, TrialStatus.COMPLETED
+    trials = [
+        make(1, "reference", BASELINE, worked),
+        make(2, "measure", BF16, failed),
+        make(3, "measure", BF16, worked),
+        make(4, "reference", BASELINE, worked),
+        make(5, "measure", BF16, failed),
+        make(6, "measure", BASELINE, worked),
+        make(7, "measure", BF16, failed),
+    ]
+    assert [one.spec.number for one in leave_out_excused(trials)] == [1, 3, 4, 5, 6, 7]
+
+
+def test_a_launch_during_which_the_machine_slept_has_no_price_and_no_blame() -> None:
+    search = open_pairs(Machine())
+    before = search.log.prices.launch_seconds(BF16)
+    cut = search.starter.launch(BF16, "measure", 60.0).replace(
+        status=TrialStatus.INTERRUPTED, measurement=None, elapsed_seconds=900.0
+    )
+    search.log.add_interrupted(cut.replace(cause="disturbed"))
+    assert search.log.prices.launch_seconds(BF16) == before
+    assert search.log.prices.overdue() == []
+    search.log.add_interrupted(cut)
+    assert search.log.prices.launch_seconds(BF16) > before
+
+
+def test_a_pair_of_the_finals_during_which_the_machine_slept_is_run_again() -> None:
+    machine = Machine()
+    slept: list[int] = []
+
+    def sleep_once(first: TrialSpec, second: TrialSpec) -> tuple[TrialResult, TrialResult]:
+        ours, theirs = machine.run_in_turns(first, second)
+        slept.append(first.number)
+        if len(slept) > 1:
+            return ours, theirs
+        return ours, theirs.replace(status=TrialStatus.INTERRUPTED, cause="disturbed", error="slept", measurement=None)
+
+    search = open_search(machine, run_in_turns=sleep_once)
+    for config in (BASELINE, BF16):
+        search.log.add_launch(search.starter.launch(config, "measure", 60.0))
+    launch_pair = make_pair_launch(search.log, search.starter, 320)
+    assert launch_pair is not None
+    assert launch_pair(BF16, BASELINE) is not None
+    assert len(slept) == 2
 
 
 @pytest.mark.slow

@@ -20,14 +20,14 @@ from simulated import (
 )
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records import QualityCheck, TrialStatus
+from autotune.records import QualityCheck, TrainConfig, TrialStatus
 from autotune.records.quality import QualityVerdict
 from autotune.search.answer.notes import describe_ending
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.starter import TrialTask
 from autotune.search.log import SearchLog
 from autotune.search.policy import USUAL_POLICY
-from autotune.search.scores.objective import Score
+from autotune.search.scores.objective import Judged, Score
 
 ONE, TWO = make_placebos(2)
 
@@ -97,11 +97,15 @@ def plan_one() -> FinalsPlan:
     return FinalsPlan([ONE], 3, pair_sd=0.02, round_seconds=6.0, samples=2000)
 
 
-def test_finals_without_a_gain_are_settled_unless_they_were_of_an_earlier_session() -> None:
-    outcome = play_finals([0.001, -0.002, 0.0, 0.002, -0.001, 0.0])
-    log = open_log()
+def test_finals_without_a_gain_are_settled_those_given_up_unless_they_were_of_an_earlier_session() -> None:
+    for log_ratios, is_settled in (([0.001, -0.002, 0.0, 0.002, -0.001, 0.0], True), ([0.1, -0.1, 0.1, -0.1], False)):
+        outcome = play_finals(log_ratios)
+        log = open_log()
+        log.add_recalled_finals(plan_one(), outcome)
+        assert log.finals is outcome
+        assert (ONE in log.settled) == is_settled
+    outcome.candidates[0].futile = True
     log.add_recalled_finals(plan_one(), outcome)
-    assert log.finals is outcome
     assert log.settled == ()
     log.add_finals(plan_one(), outcome)
     assert log.settled == (ONE,)
@@ -176,3 +180,22 @@ def test_a_policy_can_ask_for_the_baseline_more_often() -> None:
         return launches.count(BASELINE) / len(launches)
 
     assert share(anchor_seconds=2 * LAUNCH_SECONDS) > 1.5 * share()
+
+
+def test_losses_that_differ_between_launches_of_the_own_settings_refuse_nothing() -> None:
+    search = open_search(Machine())
+    log, own = search.log, search.starter.launch(BASELINE, "measure", 60.0)
+
+    def add(config: TrainConfig, factor: float) -> Judged:
+        curves = tuple(one.replace(losses=tuple(factor * loss for loss in one.losses)) for one in own.curves)
+        return log.add_launch(own.replace(spec=own.spec.replace(config=config), curves=curves))
+
+    log.add_launch(own)
+    assert add(ONE, 2.0).score.status is TrialStatus.DRIFTED
+    assert not log.notes
+    assert add(BASELINE, 2.0).score.status is TrialStatus.COMPLETED
+    assert add(TWO, 2.0).score.feasible
+    assert [one.score.status for one in log.judged] == 4 * [TrialStatus.COMPLETED]
+    add(BASELINE, 3.0)
+    (note,) = log.notes
+    assert "differ from launch to launch" in note

@@ -86,6 +86,12 @@ def test_a_compilation_may_take_four_times_the_longest_that_was_seen(seen: float
     assert pace.compile_seconds == allowed
 
 
+def test_a_compilation_that_is_expected_to_take_long_may() -> None:
+    pace = make_pace(TWO.replace(compile_mode="max-autotune"), BASELINE, [anchor()], 240.0)
+    assert pace is not None
+    assert pace.compile_seconds == 360.0
+
+
 def test_where_the_training_compiles_by_itself_every_launch_may() -> None:
     pace = make_pace(ONE, BASELINE, [anchor(compile_seconds=10.0)])
     assert pace is not None

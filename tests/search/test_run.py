@@ -35,6 +35,9 @@ def test_what_was_proven_before_stays_until_a_search_has_come_to_something(tmp_p
     unproven = [one for one in found.saved if one.verdict != "improved"]
     assert unproven  # before the proof, and while it was under way
     assert not [one for one in unproven if _is_answer(one)]
+    done = found.profile.evidence.replace(stop_reason="budget")
+    ended = [found.profile.replace(verdict=one, evidence=done) for one in ("keep", "inconclusive", "not-tested")]
+    assert [_is_answer(one) for one in ended] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_what_launches_with_the_same_error_share_is_suspected():
     assert Suspects(others, BASELINE).guilty == {}
     untold = [one.replace(cause="no-result") for one in results]
     assert Suspects(untold, BASELINE).guilty == {}
+    of_the_machine = [crash("OSError: No space left on device", BF16, WORKERS), crash("HTTPError: 503", BF16)]
+    assert not Suspects([one.replace(cause="user-error") for one in of_the_machine], BASELINE).is_blocked(config(BF16))
     apart = [crash("boom", BF16), crash("boom", WORKERS)]
     assert sorted(Suspects(apart, BASELINE).guilty) == ["num_workers=2", "precision=bf16"]
 

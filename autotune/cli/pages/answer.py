@@ -31,7 +31,14 @@ _LITTLE = 3
 _STYLES = {"improved": "bold green", "inconclusive": "bold yellow", "not-tested": "bold red", "keep": "bold"}
 
 
-def print_answer(profile: Profile, out: Path, explanation: Explanation | None = None, *, is_new: bool = True) -> None:
+def print_answer(
+    profile: Profile,
+    out: Path,
+    explanation: Explanation | None = None,
+    *,
+    is_new: bool = True,
+    is_kept: bool = False,
+) -> None:
     """Print a search's answer on stdout and the next command on stderr.
 
     Args:
@@ -39,10 +46,14 @@ def print_answer(profile: Profile, out: Path, explanation: Explanation | None = 
         out: where it is.
         explanation: what its changes are worth; None where that is not known.
         is_new: it was just written.
+        is_kept: what was proven before is there still.
     """
     console = result_console()
     print_lines(console, list_answer(profile, explanation))
     sys.stdout.flush()
+    if is_kept:
+        say(f"{out} keeps what was proven before; next: autotune train --profile {shlex.quote(str(out))}")
+        return
     say(f"{f'{out} written; ' if is_new else ''}{describe_next(profile, out)}")
     if profile.verdict == "improved":
         say("autotune explain says what each change is worth, autotune report makes a page of it")

@@ -23,7 +23,7 @@ from autotune.records.trial import TrialStatus
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.more_time import LONGER
 from autotune.search.scores.objective import Judged
-from autotune.search.scores.ranking import Ranking
+from autotune.search.scores.ranking import Entry, Ranking
 from autotune.sentences.loss_check import find_failed
 
 TELLING_GAP = 1.5
@@ -116,6 +116,26 @@ def find_leader(
         one for one in ranking.entries if one.score > least_gain and one.config != baseline and one.config not in failed
     ]
     return max(leading, key=lambda one: one.score).config if leading else None
+
+
+def find_untested(
+    ranking: Ranking, baseline: TrainConfig, finals: FinalsOutcome, *, least_gain: float
+) -> TrainConfig | None:
+    """Return what the search saw as clearly better, and that no pair of the finals was spent on; None without one.
+
+    Args:
+        ranking: of the search's trials.
+        baseline: the user's own settings.
+        finals: of the search.
+        least_gain: that it has more of, as a logarithm, whatever the luck of its launches.
+    """
+    noise, tested = ranking.score_noise[0], {baseline.key, *(one.config.key for one in finals.candidates)}
+
+    def at_least(one: Entry) -> float:
+        return min(ranking.shrunk_score(one), one.score - 2 * noise / math.sqrt(max(1, one.valid_launches)))
+
+    clear = [one for one in ranking.entries if one.key not in tested and at_least(one) > least_gain]
+    return max(clear, key=at_least).config if clear else None
 
 
 def find_checked(

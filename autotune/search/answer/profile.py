@@ -16,6 +16,7 @@ from autotune.records.facts import TargetFacts
 from autotune.records.measurement import PeakMemory
 from autotune.records.objective import Objective
 from autotune.records.profile import Candidate, Confirmation, Evidence, OneOffCosts, Profile, ProfileTarget
+from autotune.records.quality import is_passed
 from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.answer.endings import (
     Effort,
@@ -24,6 +25,7 @@ from autotune.search.answer.endings import (
     find_checked,
     find_leader,
     find_shown,
+    find_untested,
     judge,
 )
 from autotune.search.answer.findings import Findings
@@ -52,6 +54,9 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     winner, shown = finals.winner if finals else None, find_shown(finals)
     config = winner.config if winner else baseline
     effort, leader = _effort(findings, budget_seconds), _find_leader(findings, ranking)
+    untested = _find_untested(findings, ranking, shown)
+    if untested is not None:
+        shown, leader = None, untested
     candidate = shown.config if shown else find_checked(findings.checks, findings.judged, ranking) or leader
     checks = findings.checks_of(candidate) if candidate else ()
     verdict = judge(shown, is_proven=winner is not None, leader=leader, effort=effort)
@@ -112,6 +117,15 @@ def _name_target(facts: TargetFacts) -> ProfileTarget:
 def _find_leader(findings: Findings, ranking: Ranking) -> TrainConfig | None:
     baseline = findings.report.target.baseline
     return find_leader(ranking, baseline, findings.finals, least_gain=findings.least_gain)
+
+
+def _find_untested(findings: Findings, ranking: Ranking, shown: Finalist | None) -> TrainConfig | None:
+    """Return what there was no time to prove, where nothing of what was tested is a gain: that says nothing of it."""
+    if findings.finals is None or shown is None or shown.outcome != "no gain":
+        return None
+    found = find_untested(ranking, findings.report.target.baseline, findings.finals, least_gain=math.log(WORTH_PROVING))
+    checks = findings.checks_of(found) if found is not None else ()
+    return None if checks and not is_passed(checks) else found
 
 
 def _effort(findings: Findings, budget_seconds: float) -> Effort:

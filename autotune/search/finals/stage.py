@@ -58,6 +58,8 @@ def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
         result = starter.launch(
             config, "final", min(remaining, full), ends_with_stage=remaining < full, measure_samples=samples
         )
+        if result.cause == "disturbed":  # the machine slept: as if it had not been
+            return launch(config)
         return None if result.status is TrialStatus.INTERRUPTED else result
 
     return launch
@@ -90,6 +92,8 @@ def make_pair_launch(
         pair = starter.launch_in_turns(
             first, second, min(remaining, full), ends_with_stage=remaining < full, measure_samples=samples
         )
+        if any(one.cause == "disturbed" for one in pair):
+            return launch_pair(first, second)
         if any(one.status is TrialStatus.INTERRUPTED for one in pair):
             return None
         if all(one.measurement is not None for one in pair):

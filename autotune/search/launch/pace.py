@@ -20,16 +20,21 @@ LEAST_COMPILE_SECONDS = 120.0
 _COMPILE_PATIENCE = 4.0
 _UNSEEN_COMPILE_SECONDS = 180.0
 """Until one was seen in the search."""
+_EXPECTED_PATIENCE = 1.5
+"""Times what a compilation is priced at: it was started knowingly."""
 _SHORTEST_SECONDS = 1e-4
 
 
-def make_pace(config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judged]) -> Pace | None:
+def make_pace(
+    config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judged], compile_seconds: float = 0.0
+) -> Pace | None:
     """Return the pace that a launch of a config is held to; None while the user's settings were not timed.
 
     Args:
         config: to be launched.
         baseline: the user's own settings.
         judged: the search's launches so far.
+        compile_seconds: that its first compilation is expected to take.
     """
     key = baseline.key
     seen = [one.result.measurement for one in judged if one.key == key]
@@ -42,7 +47,7 @@ def make_pace(config: TrainConfig, baseline: TrainConfig, judged: Sequence[Judge
         first_step_seconds=larger * max(_SHORTEST_SECONDS, *(one.first_step_seconds or 0.0 for one in theirs)),
         samples_per_second=max(one.samples_per_second for one in theirs),
         warmup_ratio=max(map(_find_warmup_ratio, theirs)),
-        compile_seconds=_allow_compilation(config, theirs, judged),
+        compile_seconds=_allow_compilation(config, theirs, judged, compile_seconds),
     )
 
 
@@ -54,9 +59,12 @@ def _find_warmup_ratio(measurement: Measurement) -> float:
     return max(1.0, min(measurement.warmup_step_seconds) / max(settled, _SHORTEST_SECONDS))
 
 
-def _allow_compilation(config: TrainConfig, theirs: Sequence[Measurement], judged: Sequence[Judged]) -> float | None:
+def _allow_compilation(
+    config: TrainConfig, theirs: Sequence[Measurement], judged: Sequence[Judged], expected: float
+) -> float | None:
     """Return how long a step that compiles may take; None where nothing does, not even the training by itself."""
     if not needs_compilation(config) and not any(one.compile_seconds for one in theirs):
         return None
     longest = find_compile_seconds(one.result for one in judged)
-    return max(LEAST_COMPILE_SECONDS, _COMPILE_PATIENCE * longest) if longest else _UNSEEN_COMPILE_SECONDS
+    usual = max(LEAST_COMPILE_SECONDS, _COMPILE_PATIENCE * longest) if longest else _UNSEEN_COMPILE_SECONDS
+    return max(usual, _EXPECTED_PATIENCE * expected)

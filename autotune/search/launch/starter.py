@@ -11,7 +11,7 @@ from typing import Literal
 from autotune.isolation.runner import KILL_SECONDS
 from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
-from autotune.records.trial import GradientPlan, Rival, TrialLimits, TrialResult, TrialSpec
+from autotune.records.trial import GradientPlan, Pace, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.length import find_measured_seconds
 from autotune.search.launch.pace import make_pace
@@ -147,7 +147,7 @@ class TrialStarter:
         limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
             measure_samples=measure_samples,
             rival=rival,
-            pace=make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None,
+            pace=self._make_pace(config) if rival else None,
         )
         spec = self._make_spec(config, purpose, limits, task)
         self._context.reporter.trial_started(self._describe_progress(), config)
@@ -194,7 +194,7 @@ class TrialStarter:
             raise ValueError("trials cannot be run in turns here")
         baseline = self._log.problem.baseline
         limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage)
-        pace = make_pace(config, self._log.problem.report.target.baseline, self._log.judged) if rival else None
+        pace = self._make_pace(config) if rival else None
         first = self._make_spec(baseline, "reference", limits, _TIMED)
         room = memory_beside(self._log, baseline)
         beside = limits.replace(host_memory_limit_bytes=room.host_bytes, device_memory_limit_bytes=room.device_bytes)
@@ -203,6 +203,11 @@ class TrialStarter:
         reference, result = self._context.run_in_turns(first, second)
         self._log.add_trial(reference)
         return self._take(result)
+
+    def _make_pace(self, config: TrainConfig) -> Pace | None:
+        log = self._log
+        expected = log.prices.compile_seconds(config)
+        return make_pace(config, log.problem.report.target.baseline, log.judged, expected)
 
     def _take(self, result: TrialResult, *, beside: TrialResult | None = None) -> TrialResult:
         self._log.add_trial(result)

@@ -46,7 +46,7 @@ _UNTOLD = ("no-result", "crash-exit", "crash-signal", "server-died")
 """Causes of which an error says nothing: it is the same of whatever it was."""
 
 _OF_MACHINE = re.compile(r"No space left on device|Connection|HTTP|Name or service|Temporary failure", re.IGNORECASE)
-"""In errors that any launch may meet, whatever its settings."""
+"""In errors that any launch may meet, whatever its settings: they blame nobody."""
 
 _NAMED = {
     "precision=bf16": re.compile("bfloat16", re.IGNORECASE),
@@ -85,9 +85,9 @@ class Suspects:
     ) -> None:
         self._baseline, self._numerics = baseline, numerics
         own = (
-            (one.spec.config, one.status, "" if one.cause in _UNTOLD or _OF_MACHINE.search(one.error) else one.error)
+            (one.spec.config, one.status, "" if one.cause in _UNTOLD else one.error)
             for one in results
-            if one.spec.config is not None
+            if one.spec.config is not None and not (one.cause == "user-error" and _OF_MACHINE.search(one.error))
         )
         launches = [*own, *((config, status, "") for config, status in elsewhere)]
         self.working: Values = frozenset[str]().union(

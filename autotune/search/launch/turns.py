@@ -8,6 +8,8 @@ exploring    where the machine's speed wanders by more than pairs do, and the bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import PeakMemory
 from autotune.records.trial import TrialResult, TrialStatus
@@ -56,8 +58,26 @@ def is_blamed_on_turns(log: SearchLog, result: TrialResult) -> bool:
     """
     if result.measurement is not None or result.status in (TrialStatus.INTERRUPTED, TrialStatus.TOO_SLOW):
         return False
-    is_crowded = result.status is TrialStatus.OUT_OF_MEMORY or any(words in result.error for words in _TAKEN)
+    is_short = result.status is TrialStatus.OUT_OF_MEMORY or result.cause in ("shm", "limits")
+    is_crowded = is_short or any(words in result.error for words in _TAKEN)
     return is_crowded or not (has_run_in_turns(log) or log.clears_turns)
+
+
+def leave_out_excused(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return trials without those that failed beside the user's settings and were run again alone, right after.
+
+    Args:
+        trials: of a search, as its folder has them.
+    """
+    numbered = {one.spec.number: one.spec for one in trials}
+
+    def is_excused(one: TrialResult) -> bool:
+        before, after = (numbered.get(one.spec.number + step) for step in (-1, 1))
+        is_beside = before is not None and before.purpose == "reference"
+        is_again = after is not None and (after.purpose, after.config) == ("measure", one.spec.config)
+        return one.spec.purpose == "measure" and one.measurement is None and is_beside and is_again
+
+    return [one for one in trials if not is_excused(one)]
 
 
 def has_run_in_turns(log: SearchLog) -> bool:

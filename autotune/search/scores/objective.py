@@ -61,6 +61,11 @@ class Score:
     constraints: dict[str, float]
     status: TrialStatus
 
+    def without_drift(self) -> Score:
+        """Return it of a training whose losses say nothing, for they differ between launches of one setting."""
+        status = TrialStatus.COMPLETED if self.status is TrialStatus.DRIFTED else self.status
+        return Score(self.value, self.constraints | {"drift": 0.0}, status)
+
     @property
     def feasible(self) -> bool:
         """The trial was timed and every constraint holds."""
