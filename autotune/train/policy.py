@@ -28,6 +28,8 @@ class TrainPolicy:
         last_checkpoint_share: of the slowest checkpoint's time, kept for the one that `--max-time` ends with.
         last_steps: steps' time kept beside it: the one that may begin now, and one as slow again.
         last_seconds: kept beside both.
+        epoch_checkpoints: of a run, that are written at an epoch's end whatever they take.
+        epoch_checkpoint_share: of the training's time, what later ones may take: an epoch may be a single step.
         best_checkpoints: kept: the newest best one, and the one that an older checkpoint still names.
         spaced_checkpoints: older ones kept for the drift guard, each about twice as old as the one before.
         script_loss_steps: of a script, between two checks of its loss; each waits for the device once.
@@ -66,6 +68,8 @@ class TrainPolicy:
     last_checkpoint_share: float = 1.5
     last_steps: float = 2.0
     last_seconds: float = 0.2
+    epoch_checkpoints: int = 20
+    epoch_checkpoint_share: float = 0.05
     best_checkpoints: int = 2
     spaced_checkpoints: int = 6
 

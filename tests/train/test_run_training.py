@@ -32,6 +32,7 @@ from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train import run
 from autotune.train.loop import checkpoint
+from autotune.train.policy import TrainPolicy
 from autotune.train.runs import folder
 
 STEPS_PER_EPOCH = math.ceil(SAMPLES / 8)
@@ -93,6 +94,32 @@ def test_a_stopped_training_ends_as_one_never_stopped(workplace: Workplace, conf
     assert_each_step_once(workplace.folder / "pieced")
     same = ("steps", "epochs", "samples", "loss", "metrics")
     assert [getattr(pieced, name) for name in same] == [getattr(straight, name) for name in same]
+
+
+@pytest.mark.parametrize("toy", ["unjudged", "noisy"])
+def test_epochs_that_are_too_short_for_a_checkpoint_each_have_fewer_and_end_the_same(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, toy: str
+) -> None:
+    saved: list[int] = []
+    plain = checkpoint.Checkpoints.save
+
+    def save(self: Any, training: Any, progress: Any, notes: Any) -> Path:
+        saved.append(progress.step)
+        return plain(self, training, progress, notes)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    workplace.toy, rarely = toy, TrainPolicy(epoch_checkpoints=1, epoch_checkpoint_share=0.0)
+    workplace.save_profile()
+    straight = workplace.train(epochs=4, out="straight", policy=rarely)
+    assert saved[0] == STEPS_PER_EPOCH
+    assert saved[-1] == 4 * STEPS_PER_EPOCH
+    assert toy == "noisy" or len(saved) == 2
+    if toy == "noisy":
+        assert straight.best is not None
+        assert straight.best.step in saved
+    train_in_pieces(workplace, [2, STEPS_PER_EPOCH + 3], epochs=4, out="pieced", policy=rarely)
+    assert_same_end(workplace.folder / "straight", workplace.folder / "pieced")
+    assert_each_step_once(workplace.folder / "pieced")
 
 
 def test_an_evaluation_changes_nothing(workplace: Workplace) -> None:

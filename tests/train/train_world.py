@@ -23,6 +23,7 @@ from autotune.records.profile import Profile, ProfileTarget
 from autotune.records.run import TrainingSummary
 from autotune.targets.source.fingerprint import fingerprint_workload
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.policy import TRAIN_POLICY, TrainPolicy
 from autotune.train.run import run_training
 
 WORKLOAD = "noisy_workload.py"
@@ -68,13 +69,16 @@ class Workplace:
         profile.save(self.folder / "best.json")
         return profile
 
-    def train(self, *, stop: Callable[[], bool] = lambda: False, **options: Any) -> TrainingSummary:
+    def train(
+        self, *, stop: Callable[[], bool] = lambda: False, policy: TrainPolicy = TRAIN_POLICY, **options: Any
+    ) -> TrainingSummary:
         """Train in this process."""
         return run_training(
             TrainingOptions(**{"profile": "best.json", **options}),
             self.target,
             folder=self.folder,
             callbacks=TrainingCallbacks(should_stop=stop, warn=self.said.append),
+            policy=policy,
         )
 
     def start_command(self, *arguments: str) -> subprocess.Popen[str]:

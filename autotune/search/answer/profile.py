@@ -51,12 +51,9 @@ def build_profile(findings: Findings, ranking: Ranking, *, budget_seconds: float
     """
     report, finals = findings.report, findings.finals
     baseline = report.target.baseline
-    winner, shown = finals.winner if finals else None, find_shown(finals)
+    winner, effort = finals.winner if finals else None, _effort(findings, budget_seconds)
     config = winner.config if winner else baseline
-    effort, leader = _effort(findings, budget_seconds), _find_leader(findings, ranking)
-    untested = _find_untested(findings, ranking, shown)
-    if untested is not None:
-        shown, leader = None, untested
+    shown, leader = _choose_shown(findings, ranking)
     candidate = shown.config if shown else find_checked(findings.checks, findings.judged, ranking) or leader
     checks = findings.checks_of(candidate) if candidate else ()
     verdict = judge(shown, is_proven=winner is not None, leader=leader, effort=effort)
@@ -114,18 +111,19 @@ def _name_target(facts: TargetFacts) -> ProfileTarget:
     )
 
 
-def _find_leader(findings: Findings, ranking: Ranking) -> TrainConfig | None:
-    baseline = findings.report.target.baseline
-    return find_leader(ranking, baseline, findings.finals, least_gain=findings.least_gain)
+def _choose_shown(findings: Findings, ranking: Ranking) -> tuple[Finalist | None, TrainConfig | None]:
+    """Return the finalist that the answer is about, and what the search saw as the best.
 
-
-def _find_untested(findings: Findings, ranking: Ranking, shown: Finalist | None) -> TrainConfig | None:
-    """Return what there was no time to prove, where nothing of what was tested is a gain: that says nothing of it."""
-    if findings.finals is None or shown is None or shown.outcome != "no gain":
-        return None
-    found = find_untested(ranking, findings.report.target.baseline, findings.finals, least_gain=math.log(WORTH_PROVING))
-    checks = findings.checks_of(found) if found is not None else ()
-    return None if checks and not is_passed(checks) else found
+    That nothing of what was tested is a gain says nothing of what there was no time to test.
+    """
+    baseline, finals = findings.report.target.baseline, findings.finals
+    shown = find_shown(finals)
+    if finals is not None and shown is not None and shown.outcome == "no gain":
+        untested = find_untested(ranking, baseline, finals, least_gain=math.log(WORTH_PROVING))
+        checks = findings.checks_of(untested) if untested is not None else ()
+        if untested is not None and (not checks or is_passed(checks)):
+            return None, untested
+    return shown, find_leader(ranking, baseline, finals, least_gain=findings.least_gain)
 
 
 def _effort(findings: Findings, budget_seconds: float) -> Effort:

@@ -86,12 +86,14 @@ class RunLoop:
     last_checkpoint: Path | None = None
     _losses: list[torch.Tensor] = field(default_factory=list)
     _step_seconds: float = 0.0
+    _saved_step: int | None = None
 
     def __post_init__(self) -> None:
         self._lines = MetricsFile(self.folder)
         self._health = HealthChecks(self.training, self.meters, self.guard, self.evaluations.warn, policy=self.policy)
         # Weights that hold infinities from the start are meant to.
         self._checks_weights = find_non_finite(self.training) is None
+        self._saved_step = self.progress.step if self.last_checkpoint is not None else None
 
     def run(self) -> Ending:
         """Train to the end of the plan, or to a stop, with a checkpoint written.
@@ -126,12 +128,12 @@ class RunLoop:
                     self.watch.start(self.progress)
                 continue
             self._check_health(at_once=outcome.ends_epoch or stopping)
-            if outcome.ends_epoch or stopping or time.perf_counter() - saved >= self.checkpoint_seconds:
+            since = time.perf_counter() - saved
+            if stopping or since >= self.checkpoint_seconds or (outcome.ends_epoch and self._can_afford_save(since)):
                 self.save()
                 saved = time.perf_counter()
-            if stopping:
-                return "stopped"
-            if outcome.ends_epoch and not self._is_done() and not self._evaluate():
+            if stopping or (outcome.ends_epoch and not self._is_done() and not self._evaluate()):
+                self._save_once()
                 return "stopped"
             self.watch.start(self.progress)
         self.save()
@@ -155,6 +157,17 @@ class RunLoop:
         self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
         self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
         self.meters.record_checkpoint(time.perf_counter() - began)
+        self._saved_step = self.progress.step
+
+    def _save_once(self) -> None:
+        if self._saved_step != self.progress.step:
+            self.save()
+
+    def _can_afford_save(self, seconds: float) -> bool:
+        """Return whether a checkpoint at an epoch's end takes little of so many seconds since the last one."""
+        policy, meters = self.policy, self.meters
+        is_early = meters.checkpoints < policy.epoch_checkpoints
+        return is_early or meters.mean_checkpoint_seconds <= policy.epoch_checkpoint_share * seconds
 
     def _is_done(self) -> bool:
         if self.plan.steps is not None:
@@ -259,8 +272,8 @@ class RunLoop:
         began = time.perf_counter()
         self.training.announce_pause()
         try:
-            # All ranks are in it where the model is sharded: it goes on to its end.
-            is_free = not self.training.is_sharded
+            # All ranks are in it where the model is sharded, and what is not saved yet has to be after it.
+            is_free = not self.training.is_sharded and self._saved_step == step
             with self.interruptible(self.deadline.seconds_left) if is_free else nullcontext():
                 found = self.evaluations.run(step, is_stopping=self._is_stopping)
         except StopNow:
@@ -269,6 +282,8 @@ class RunLoop:
             return False
         self.meters.record_evaluation(time.perf_counter() - began)
         self._write({"epoch": self.training.windows.epoch, **found})
+        if self.evaluations.is_best(self.meters.best):
+            self._save_once()
         self.evaluations.keep_best(self.checkpoints, self.meters, self.last_checkpoint)
         return True
 
