@@ -101,6 +101,11 @@ def read_device_memory(device: torch.device) -> tuple[int, int]:
     return int(free), int(total)
 
 
+def usable_bytes(device: torch.device) -> int | None:
+    """Return what a process alone on a device could hold there: free now, and what this one holds; None on a CPU."""
+    return read_device_memory(device)[0] + reserved_bytes(device) if on_accelerator(device) else None
+
+
 def reserved_bytes(device: torch.device) -> int:
     """Return what PyTorch's allocator holds of a device now, cached blocks included; 0 on a CPU."""
     return int(_module(device).memory_reserved(device)) if on_accelerator(device) else 0

@@ -62,6 +62,8 @@ _LONG_FOR_ITS_SIZE = 2.0
 """A batch that is smaller than all before, and takes this many typical steps, is set up for."""
 _MOST_COMPILE_SECONDS = 60.0
 """Of compiling in blocks, that do not use up the time to measure in."""
+_SAMPLED_SHARE = 0.02
+"""Of the time measured, what reading the memory of workers may take."""
 _CLOCK_COSTS = 50
 """A block is at least this many times as long as reading the clock at its ends."""
 
@@ -139,12 +141,17 @@ def _time_blocks(
     if timed.is_in_turns:
         timed.ended = timed.ended or (yield from _settle(timing, plan))
         timing.forget_waits()
-    began, rested = timing.clock.now(), 0.0
-    while (ending := timed.find_ending(timing.clock.now() - began - rested)) is None:
+    now = timing.clock.now
+    began, rested, sampled = now(), 0.0, 0.0
+    while (ending := timed.find_ending(now() - began - rested - sampled)) is None:
         timed.ended = yield from _time_block(timing, plan, timed)
-        memory.sample()
+        if sampled <= _SAMPLED_SHARE * (now() - began):  # while it is read, workers load ahead
+            before = now()
+            memory.sample()
+            sampled += now() - before
         timing.read_losses()
         rested += timing.rest()
+    memory.sample()
     return ending
 
 

@@ -237,6 +237,8 @@ class TargetFacts(Record):
     """Twelve hex digits over the target's source file."""
     device: Literal["cpu", "cuda"]
     """Where it was run."""
+    device_bytes: Annotated[int, Field(ge=0)] | None = None
+    """Of the device's memory, what a training alone could hold there; None on a CPU, and in older files."""
     baseline: TrainConfig
     """The user's own settings, with every default resolved."""
     model: ModelFacts

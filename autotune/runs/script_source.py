@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,11 +66,18 @@ def read_metric(line: str, metric: PrintedMetric) -> float | None:
         if metric.pattern is not None:
             found = re.search(metric.pattern, line)
             return None if found is None else float(found.group(1))
-        record = json.loads(line) if line.lstrip().startswith("{") else None
+        record = _read_object(line) if line.lstrip().startswith("{") else None
         value = record.get(metric.key) if isinstance(record, dict) else None
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    except (ValueError, RecursionError, OverflowError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError, OverflowError):
         return None
+
+
+def _read_object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return ast.literal_eval(line.strip())  # as Python prints a dict
 
 
 class ScriptSource:

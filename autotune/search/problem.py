@@ -72,7 +72,8 @@ class SearchProblem:
         device = None
         if self.report.target.device == "cuda" and hardware.gpus:
             # A driver that does not tell its free memory reports 0; the device then sets its own limit.
-            device = asked or int(_DEVICE_SHARE * hardware.gpus[0].memory_free_bytes) or None
+            free = self.report.target.device_bytes or hardware.gpus[0].memory_free_bytes
+            device = asked or int(_DEVICE_SHARE * free) or None
             asked = None
         host = asked or int(_HOST_SHARE * hardware.memory_limit_bytes)
         return Limits(host_memory_bytes=host, device_memory_bytes=device, max_drift=self.state.max_drift.loss.amount)

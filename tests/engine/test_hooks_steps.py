@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -514,6 +515,30 @@ def test_what_begins_while_a_script_does_not_train_is_aside() -> None:
         timer.enter("data")
         timer.leave()
     assert timer.seconds == {"data": 2, "aside": 2}
+
+
+def test_a_thread_that_loads_ahead_keeps_nobody_waiting_once_steps_are_taken_elsewhere() -> None:
+    clock = itertools.count()
+    timer = PhaseTimer(lambda: next(clock))
+
+    def load() -> None:
+        timer.enter("data")
+        timer.leave()
+
+    def load_elsewhere() -> None:
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+
+    load()
+    load_elsewhere()
+    assert timer.seconds == {"data": 2}
+    timer.enter("optimizer")
+    load_elsewhere()
+    timer.leave()
+    assert timer.seconds == {"data": 2, "optimizer": 1}
+    load()
+    assert timer.seconds["data"] == 3
 
 
 def test_an_end_without_a_beginning_is_no_error() -> None:

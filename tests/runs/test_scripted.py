@@ -343,6 +343,8 @@ def test_a_number_that_is_no_float_is_no_figure() -> None:
     metric = PrintedMetric(name="acc", direction="maximize", key="acc")
     assert read_metric(f'{{"acc": {10**400}}}', metric) is None
     assert read_metric('{"acc": ' + "[" * 100_000, metric) is None
+    assert read_metric("{'acc': 0.5, 'epoch': 1.0}\n", metric) == 0.5  # as Python prints it
+    assert read_metric("{'acc': f()}", metric) is None
 
 
 def test_everything_else_is_the_streams() -> None:

@@ -92,6 +92,12 @@ def test_a_compilation_that_is_expected_to_take_long_may() -> None:
     assert pace.compile_seconds == 360.0
 
 
+def test_a_first_step_that_tries_kernels_may_take_as_long_as_one_that_compiles() -> None:
+    pace = make_pace(TWO.replace(cudnn_benchmark=True), BASELINE, [anchor()])
+    assert pace is not None
+    assert pace.compile_seconds == 180.0
+
+
 def test_where_the_training_compiles_by_itself_every_launch_may() -> None:
     pace = make_pace(ONE, BASELINE, [anchor(compile_seconds=10.0)])
     assert pace is not None

@@ -7,6 +7,7 @@ that the model was called with.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -244,6 +245,8 @@ class StepWatch:
 class PhaseTimer:
     """Splits time among phases that may be nested: the inner one's time is not the outer one's.
 
+    From the first optimizer step on, of its thread alone: another one that loads ahead keeps nobody waiting.
+
     Attributes:
         seconds: by phase.
         is_aside: the script does something else than train: phases that begin are `aside`, whatever they are.
@@ -253,10 +256,11 @@ class PhaseTimer:
         self.seconds: Counter[str] = Counter()
         self.is_aside = False
         self._now = now
-        self._open: list[str] = []
+        self._open: list[tuple[str, int]] = []  # by which thread
         self._since = 0.0
         self._mark: Callable[[], None] | None = None
         self._ended: list[str] = []
+        self._thread: int | None = None
 
     def follow(self, mark: Callable[[], None] | None) -> list[str]:
         """Have every end of a phase marked as well, e.g. in a device's stream; None to stop.
@@ -279,11 +283,19 @@ class PhaseTimer:
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
+        thread = threading.get_ident()
+        if phase == "optimizer" and self._thread is None:
+            self._thread = thread
+            self._open = [one for one in self._open if one[1] == thread]  # what another has begun it does not end here
+        if self._thread not in (None, thread):
+            return
         self._turn()
-        self._open.append("aside" if self.is_aside else phase)
+        self._open.append(("aside" if self.is_aside else phase, thread))
 
     def leave(self) -> None:
         """End the phase that was begun last."""
+        if self._thread not in (None, threading.get_ident()):
+            return
         self._turn()
         if self._open:
             self._open.pop()
@@ -291,8 +303,8 @@ class PhaseTimer:
     def _turn(self) -> None:
         now = self._now()
         if self._mark is not None:
-            self._ended.append(self._open[-1] if self._open else "other")
+            self._ended.append(self._open[-1][0] if self._open else "other")
             self._mark()
         if self._open:
-            self.seconds[self._open[-1]] += now - self._since  # type: ignore[assignment]
+            self.seconds[self._open[-1][0]] += now - self._since  # type: ignore[assignment]
         self._since = now

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autotune.engine.compilation import compiled_graph_count
-from autotune.engine.device import on_accelerator, reserved_bytes
+from autotune.engine.device import on_accelerator, reserved_bytes, usable_bytes
 from autotune.engine.hooks.script import ScriptHooks
 from autotune.engine.hooks.steps import ScriptStep
 from autotune.format import format_duration, format_share
@@ -181,6 +181,7 @@ class ScriptProbe:
             label=self._spec.target.spec,
             fingerprint="",  # known to the supervisor, who sees the folder as it was before the script wrote to it
             device="cuda" if self.device.type == "cuda" else "cpu",
+            device_bytes=usable_bytes(self.device),
             baseline=baseline,
             model=model,
             data=samples.facts,
@@ -297,8 +298,11 @@ class ScriptProbe:
         trainable = {id(p): p for p in stepped or [p for root in roots for p in root.parameters()]}.values()
         seen = self._hooks.models.seen
         samples_per_step = measurement.samples / sum(block.optimizer_steps for block in measurement.blocks)
-        # A backward pass counts as two forward ones; each model is taken to be called once for each evaluation.
-        per_step = 3.0 * seen.flops * self._count_evaluations()
+        # A backward pass counts as two forward ones, of what is trained: at least so much, where some weights are not.
+        # Each model is taken to be called once for each evaluation.
+        all_weights = sum(p.numel() for p in {id(p): p for root in roots for p in root.parameters()}.values())
+        trained = min(1.0, sum(p.numel() for p in trainable) / max(1, all_weights))
+        per_step = (1.0 + 2.0 * trained) * seen.flops * self._count_evaluations()
         calls = seen.calls * max(1, _most_common(self._micro_batches))
         return describe_models(
             roots, trainable, seen, flops_per_sample=per_step / samples_per_step if per_step else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,10 +49,11 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
     if loader is not None:
         seen |= {
             "micro_batch_size": read_batch_size(loader) or seen["micro_batch_size"],
-            "num_workers": loader.num_workers,
-            "prefetch_factor": loader.prefetch_factor or 2,
-            "pin_memory": loader.pin_memory,
-            "persistent_workers": loader.persistent_workers,
+            # PyTorch takes any number for a number, and whatever is not empty for True.
+            "num_workers": int(loader.num_workers),
+            "prefetch_factor": int(loader.prefetch_factor or 2),
+            "pin_memory": bool(loader.pin_memory),
+            "persistent_workers": bool(loader.persistent_workers),
         }
     seen |= read_sharing(hooks.sharing, micro_batches)
     fields = {name: value for name, value in own.items() if name in TrainConfig.model_fields}
@@ -93,5 +95,7 @@ def _name_precision(dtypes: set[torch.dtype]) -> Precision:
 
 
 def _is_channels_last(roots: list[nn.Module]) -> bool:
-    weights = [p for root in roots for p in root.parameters() if p.ndim == 4 and p.shape[1] > 1 and p[0, 0].numel() > 1]
+    weights = [
+        p for root in roots for p in root.parameters() if p.ndim == 4 and p.shape[1] > 1 and math.prod(p.shape[2:]) > 1
+    ]
     return bool(weights) and all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from autotune.engine.activation_checkpointing import find_switch
 from autotune.engine.data_fingerprint import build_dataset
 from autotune.engine.dataloader import Order, build_loader
+from autotune.engine.device import usable_bytes
 from autotune.engine.evaluation import evaluate
 from autotune.engine.kernels import read_switches
 from autotune.engine.loop import Training, backend_settings
@@ -226,6 +227,7 @@ class WorkloadProbe:
             label=loaded.label,
             fingerprint=loaded.fingerprint,
             device="cuda" if device.type == "cuda" else "cpu",
+            device_bytes=usable_bytes(device),
             baseline=baseline,
             model=model,
             data=self._samples.facts,

@@ -63,7 +63,8 @@ def _allow_compilation(
     config: TrainConfig, theirs: Sequence[Measurement], judged: Sequence[Judged], expected: float
 ) -> float | None:
     """Return how long a step that compiles may take; None where nothing does, not even the training by itself."""
-    if not needs_compilation(config) and not any(one.compile_seconds for one in theirs):
+    tries_kernels = config.cudnn_benchmark  # in its first step, as a compiler does
+    if not (tries_kernels or needs_compilation(config) or any(one.compile_seconds for one in theirs)):
         return None
     longest = find_compile_seconds(one.result for one in judged)
     usual = max(LEAST_COMPILE_SECONDS, _COMPILE_PATIENCE * longest) if longest else _UNSEEN_COMPILE_SECONDS

@@ -172,7 +172,8 @@ class _Launches:
 def _make_limits(hardware: HardwareInfo, frame: ReverifyOptions) -> TrialLimits:
     # A driver that does not tell its free memory reports 0; the device then sets its own limit.
     policy = frame.policy
-    device = int(policy.verify_device_share * hardware.gpus[0].memory_free_bytes) if hardware.gpus else 0
+    free = hardware.gpus[0].memory_free_bytes if len(hardware.gpus) == 1 else 0  # of several, which it is is not known
+    device = int(policy.verify_device_share * free)
     return TrialLimits(
         time_limit_seconds=frame.policy.verify_seconds,
         warmup_cap_seconds=policy.verify_warmup_share * policy.verify_measure_seconds,
