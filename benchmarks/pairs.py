@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.measure.confidence import NO_PILOT, Pilot
 from autotune.records.config import TrainConfig
@@ -98,20 +98,24 @@ def _claims_in_turns(case: Case, turns: float, rng: random.Random, *, is_chosen:
         case: its pairs are the most there is time for; the search saw the gain as the best of eight such launches.
         turns: noise of a pair in turns, as a share of one of two launches in a row.
         rng: draws.
-        is_chosen: the noise is chosen as it is now; it was taken for the unknown one always.
+        is_chosen: the noise is chosen as it is now, with what is known of launches alone and without it; it was taken
+            for the unknown one always.
     """
     seen = _see_noise(lambda: rng.gauss(0.0, case.launch_sd), case.degrees, 1.0)
     squares = case.degrees * seen.sd**2 / 2 + PRIOR_DEGREES * PRIOR_SD**2
-    alone = PairNoise(math.sqrt(2 * squares / (case.degrees + PRIOR_DEGREES)), seen)
-    guessed = PairNoise(USUAL_POLICY.noise_in_turns * alone.sd)
+    sd, doubtful = math.sqrt(2 * squares / (case.degrees + PRIOR_DEGREES)), replace(seen, is_doubtful=True)
+    unknown = PairNoise(USUAL_POLICY.noise_in_turns * sd)
+    either = [PairNoise(sd, doubtful), replace(unknown, pilot=doubtful, is_guess=True)]
     gain = math.log(case.speedup)
     read = max(math.log(THRESHOLD), gain + max(rng.gauss(0.0, case.launch_sd) for _ in range(8)))
 
     def count(noise: PairNoise) -> int:
-        degrees, share = noise.pilot.degrees, SHARE_OF_A_LOOK
-        return rounds_needed(noise.sd, read, fewest=LEAST_ROUNDS, most=60, risk_share=share, pilot_degrees=degrees)
+        share = noise.share_of(SHARE_OF_A_LOOK)
+        return rounds_needed(
+            noise.sd, read, fewest=LEAST_ROUNDS, most=60, risk_share=share, pilot_degrees=noise.degrees
+        )
 
-    rounds, noise = choose_noise([alone, guessed] if is_chosen else [guessed], count)
+    rounds, noise = choose_noise(either if is_chosen else [unknown], count)
     pair_sd = turns * math.sqrt(2) * case.launch_sd
     logs = [rng.gauss(gain, pair_sd) for _ in range(min(rounds, case.pairs))]
     return Figure(logs, FASTER.speed, noise.pilot).is_shown(SHARE_OF_A_LOOK)

@@ -319,6 +319,8 @@ def count_samples(batch: Any) -> int:
             pending = [*item.values(), *pending]
         elif isinstance(item, list | tuple):
             pending = [*item, *pending]
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            pending = [*(getattr(item, one.name) for one in dataclasses.fields(item)), *pending]
     if arrays:
         return len(arrays[0])
     raise ValueError("the batch holds no tensor and no array, so its samples cannot be counted")

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.engine.device import read_generator
@@ -41,7 +43,8 @@ def watched_operations(device: torch.device | None = None) -> Iterator[Operation
     """
     seen = Operations()
     before = None if device is None else read_generator(device)
-    with _AttentionWatch() as watch, FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE) as counter:
+    counting = FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE)
+    with _AttentionWatch() as watch, counting as counter, _UncountedMode():
         yield seen
     seen.flops, seen.attention, seen.calls = counter.get_total_flops(), watch.seen, watch.calls
     seen.draws_random = device is not None and before is not None and not torch.equal(before, read_generator(device))
@@ -57,6 +60,21 @@ class _AttentionWatch(TorchFunctionMode):
         self.calls += 1
         self.seen = self.seen or function is nn.functional.scaled_dot_product_attention
         return function(*args, **(kwargs or {}))
+
+
+class _UncountedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operators of a higher order that PyTorch's counter refuses, as FlexAttention's, past it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(function, HigherOrderOperator) or function is torch.ops.higher_order.cond:
+            return function(*args, **(kwargs or {}))
+        with _disable_current_modes():
+            return function(*args, **(kwargs or {}))
 
 
 def _count_mm(left: torch.Tensor, right: torch.Tensor, *_args: Any, **_kwargs: Any) -> int:

@@ -59,6 +59,7 @@ class Windows:
         self.accumulation = accumulation
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []
+        self._is_counted: bool | None = None
         self._patience_seconds = 0.0
 
     def limit_waiting(self, seconds: float) -> None:
@@ -128,8 +129,23 @@ class Windows:
                     raise RuntimeError(f"{_TIMED_OUT} {waited:.0f} seconds: a worker hangs") from None
 
     def _count(self, batch: Any, position: int) -> int:
-        # An iterable dataset has no sampler to ask; its batches are counted by their first tensor.
-        return count_samples(batch) if self.sampler is None else self.sampler.batch_length(position)
+        return self._count_unsampled(batch) if self.sampler is None else self.sampler.batch_length(position)
+
+    def _count_unsampled(self, batch: Any) -> int:
+        """Return the length of a batch's first tensor, or the loader's batch size if its first batch has another one.
+
+        An iterable dataset has no sampler to ask.
+        """
+        try:
+            counted = count_samples(batch)
+        except ValueError:
+            counted = 0
+        size = self.loader.batch_size
+        if size is None:
+            return counted or 1
+        if self._is_counted is None:
+            self._is_counted = counted == size
+        return counted if self._is_counted and counted else size
 
 
 class GivenWindows(Windows):

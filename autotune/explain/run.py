@@ -16,7 +16,7 @@ from autotune.explain.changes import Change, list_changes
 from autotune.explain.derive import choose_config, derive, is_settled, read_effect
 from autotune.explain.readings import LEAST_PAIRS, Readings
 from autotune.format import count, format_budget
-from autotune.measure.confidence import NO_PILOT, Pilot
+from autotune.measure.confidence import NO_PILOT
 from autotune.records.codec import make_folder
 from autotune.records.config import TrainConfig
 from autotune.records.explanation import Explanation
@@ -25,7 +25,7 @@ from autotune.records.secrets import is_masked
 from autotune.records.trial import TrialResult
 from autotune.search.finals.finalist import Finalist
 from autotune.search.finals.plan import count_samples
-from autotune.search.finals.risk import open_purse
+from autotune.search.finals.risk import open_purse, pilot_of
 from autotune.search.finals.rounds import run_finals
 from autotune.search.finals.stage import make_launch
 from autotune.search.launch.budget import Budget
@@ -238,7 +238,7 @@ def _read(place: SearchFolder, profile: Profile) -> Readings:
         log=log,
         config=config,
         pairs=pairs,
-        pilot=Pilot(last.pilot_sd, last.pilot_degrees) if last else NO_PILOT,
+        pilot=pilot_of(last) if last else NO_PILOT,
         finals=[one for one in trials if one.spec.purpose == "final"],
         launched=place.explanation.read_trials() if is_same else [],
         rounds=earlier.rounds if is_same and earlier is not None else (),

@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
@@ -30,10 +30,12 @@ class Pilot:
     Attributes:
         sd: standard deviation of one value, from other data.
         degrees: of freedom that it counts for; 0 when nothing is known.
+        is_doubtful: the values may have another noise, most likely a smaller one.
     """
 
     sd: float = 0.0
     degrees: float = 0.0
+    is_doubtful: bool = False
 
     def pool(self, values: Sequence[float]) -> tuple[float, float]:
         """Return the standard deviation of values, this one's included, and its degrees of freedom.
@@ -69,12 +71,17 @@ def mean_interval(
     """Return the two-sided Student t interval of the mean of independent values: mean ± t · sd / sqrt(n).
 
     At a confidence level of 0.98 each end alone holds with 0.99. The method is what the record says of it, the pilot
-    what is known of the noise beforehand.
+    what is known of the noise beforehand. Where that is doubtful, it is the interval with the pilot or the one without
+    it, whichever has the higher lower end, each at half of the risk (Bonferroni).
 
     Raises:
         ValueError: fewer than two values, or a value is not finite.
     """
     refuse_non_finite("an interval", values, fewest=2)
+    if pilot.is_doubtful:
+        halved, plain = (1.0 + confidence_level) / 2.0, replace(pilot, is_doubtful=False)
+        both = [mean_interval(values, confidence_level=halved, method=method, pilot=one) for one in (plain, NO_PILOT)]
+        return max(both, key=lambda one: one.low).replace(confidence_level=confidence_level)
     mean = statistics.fmean(values)
     sd, degrees = pilot.pool(values)
     half_width = student_t_quantile((1.0 + confidence_level) / 2.0, degrees) * sd / math.sqrt(len(values))
@@ -102,6 +109,7 @@ def paired_ratio(
     _refuse_non_positive("a ratio", (*candidate, *baseline))
     log_ratios = [math.log(ours) - math.log(theirs) for ours, theirs in zip(candidate, baseline, strict=True)]
     known = f", {pilot.degrees:.1f} degrees of freedom known before" if pilot.degrees else ""
+    known += ", or without them, each at half of the risk" if pilot.is_doubtful else ""
     method = f"Student t on {len(log_ratios)} paired log ratios{known}"
     logs = mean_interval(log_ratios, confidence_level=confidence_level, method=method, pilot=pilot)
     return logs.replace(estimate=finite_exp(logs.estimate), low=finite_exp(logs.low), high=finite_exp(logs.high))

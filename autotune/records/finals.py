@@ -30,6 +30,8 @@ class LookTaken(Record):
     """Standard deviation of a pair's log ratio as the search knew it before."""
     pilot_degrees: Annotated[float, Field(ge=0)] = 0.0
     """Degrees of freedom that it counts for."""
+    pilot_is_doubtful: bool = False
+    """It was seen in launches of another kind: one after the other, where pairs are timed in turns."""
     rounds: tuple[Round, ...] = ()
     """Pairs that this look added; those of earlier looks at the same candidate count beside them."""
     proven: bool = False

@@ -113,13 +113,17 @@ class ScriptTrial:
             self._run = self._make_probe() if inspects else self._make_run()
 
     def heard(self, line: str) -> None:
-        """The script printed a line."""
+        """The script printed a line; what its own processes print is not heard."""
+        if os.getpid() != self._process:
+            return
         self._last_line = line.strip() or self._last_line
         if self._source is not None and self._source.metrics.read(line) and self._is_waiting():
             self._end_run()
 
     def ended(self, error: BaseException | None, status: int) -> NoReturn:
         """The script ended by itself: with an exception, or an exit status that need not mean anything."""
+        if os.getpid() != self._process:
+            os._exit(status if error is None else 1)
         if self._probe is not None and self._probe.pause.is_awaited:  # all that is needed is known
             self._end_in_pause(self._probe, error)
         if error is not None:

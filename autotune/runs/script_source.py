@@ -65,7 +65,7 @@ def read_metric(line: str, metric: PrintedMetric) -> float | None:
     try:
         if metric.pattern is not None:
             found = re.search(metric.pattern, line)
-            return None if found is None else float(found.group(1))
+            return None if found is None or found.group(1) is None else float(found.group(1))
         record = _read_object(line) if line.lstrip().startswith("{") else None
         value = record.get(metric.key) if isinstance(record, dict) else None
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -27,6 +27,7 @@ from autotune.isolation.channel.progress import ProgressWriter, open_progress
 from autotune.isolation.prepare import exit_at_once, own_record, prepare_process
 from autotune.isolation.sandbox.seeds import DrawnSeeds
 from autotune.measure.hopeless import TooSlowError
+from autotune.measure.memory import release_free_memory
 from autotune.records.codec import read_record, write_record
 from autotune.records.config import TrainConfig, spread_config
 from autotune.records.layout import PARTIAL_FILE, RESULT_FILE, SPEC_FILE
@@ -159,7 +160,11 @@ def _dispatch(spec: TrialSpec, folder: Path, progress: ProgressWriter | None, *,
     assert spec.config is not None
     with backend_settings(spec.config):
         seeds = spec.seeds if spec.purpose == "quality" else spec.seeds[:1]
-        runs = [_run_with(seed, spec, spec.config, loaded, device, folder, progress) for seed in seeds]
+        runs: list[_SeedRun] = []
+        for seed in seeds:
+            if runs:  # a compiled model is held by what compiled it, until garbage is collected
+                release_free_memory()
+            runs.append(_run_with(seed, spec, spec.config, loaded, device, folder, progress))
     return _complete(spec, runs, started=started)
 
 

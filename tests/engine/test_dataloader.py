@@ -335,6 +335,15 @@ def test_samples_are_counted_by_the_first_tensor_or_array(batch: Any, count: int
     assert count_samples(batch) == count
 
 
+def test_samples_of_a_dataclass_are_counted_by_its_fields() -> None:
+    @dataclasses.dataclass
+    class Batch:
+        name: str
+        ids: Tensor
+
+    assert count_samples(Batch("text", torch.zeros(5, 2))) == 5
+
+
 @pytest.mark.parametrize("batch", [["text"], {}, torch.tensor(1.0)])
 def test_a_batch_that_cannot_be_counted_is_refused(batch: Any) -> None:
     with pytest.raises(ValueError, match="holds no tensor and no array"):

@@ -35,3 +35,15 @@ def test_so_does_its_backward_pass() -> None:
     with watched_operations() as seen:
         torch.spmm(make_sparse(), weight).sum().backward()
     assert seen.flops == 2 * (2 * 30 * 5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+def test_operators_of_a_higher_order_run_as_they_do_unwatched() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    query = torch.randn(1, 2, 16, 16)
+    plain = flex.flex_attention(query, query, query)
+    with watched_operations() as seen:
+        watched = flex.flex_attention(query, query, query)
+        query @ query
+    assert torch.equal(watched, plain)
+    assert seen.flops == 2 * 2 * 16 * 16 * 16

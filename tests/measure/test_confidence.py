@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from autotune.measure.confidence import (
+    NO_PILOT,
     Pilot,
     effective_count,
     hodges_lehmann,
@@ -391,3 +393,23 @@ def test_estimators_refuse_impossible_input() -> None:
     ):
         with pytest.raises(ValueError, match=r"needs|is|cannot"):
             call()
+
+
+def test_a_doubtful_pilot_widens_an_interval_by_no_more_than_half_of_the_risk_does() -> None:
+    quiet, loud = [0.20, 0.21, 0.19, 0.20, 0.20], [0.30, 0.10, 0.25, 0.15, 0.20]
+    for values in (quiet, loud):
+        pilot = Pilot(0.08, 6.0)
+        at_half = [mean_interval(values, confidence_level=0.99, method="", pilot=one) for one in (pilot, NO_PILOT)]
+        found = mean_interval(values, confidence_level=0.98, method="", pilot=replace(pilot, is_doubtful=True))
+        assert found.low == max(one.low for one in at_half)
+        assert found.confidence_level == 0.98
+
+
+def test_a_doubtful_pilot_is_no_help_to_nothing() -> None:
+    generator, claims = random.Random(0), 0
+    for _ in range(4000):
+        seen = Pilot(math.sqrt(sum(generator.gauss(0.0, 0.05) ** 2 for _ in range(6)) / 6), 6.0, is_doubtful=True)
+        sd = generator.choice((0.01, 0.05))
+        values = [generator.gauss(0.0, sd) for _ in range(4)]
+        claims += mean_interval(values, confidence_level=0.9, method="", pilot=seen).low > 0.0
+    assert claims / 4000 < 0.05

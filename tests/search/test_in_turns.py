@@ -18,7 +18,7 @@ from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Interference, Measurement
 from autotune.records.trial import Cause, TrialResult, TrialSpec, TrialStatus
-from autotune.search.finals.plan import count_samples, list_pair_noises, plan_finals, price_pair
+from autotune.search.finals.plan import PairNoise, count_samples, list_pair_noises, plan_finals, price_pair
 from autotune.search.finals.risk import RiskPurse
 from autotune.search.finals.stage import confirm, make_pair_launch
 from autotune.search.launch.budget import Budget
@@ -199,11 +199,15 @@ def test_before_any_launch_in_turns_a_pair_is_as_noisy_as_launches_alone_or_noth
     for _ in range(6):
         search.log.add_launch(search.starter.launch(BF16, "measure", 60.0))
     safe, guessed = list_pair_noises(search.log, BF16)
-    assert guessed.pilot == NO_PILOT
+    assert guessed.degrees == 0.0 < safe.degrees
+    assert guessed.pilot == safe.pilot
+    assert safe.pilot.is_doubtful
     assert guessed.sd == pytest.approx(0.5 * safe.sd)
+    assert guessed.share_of(0.6) == 0.3
     search.log.takes_turns = False
-    assert list_pair_noises(search.log, BF16) == [safe]
-    assert safe.pilot.degrees > 0
+    (alone,) = list_pair_noises(search.log, BF16)
+    assert alone == PairNoise(safe.sd, dataclasses.replace(safe.pilot, is_doubtful=False))
+    assert alone.share_of(0.6) == 0.6
 
 
 @pytest.mark.parametrize(("gain", "is_known"), [(1.6, True), (1.04, False)])

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from autotune.engine.dataloader import count_samples, moved_generators, read_generators
+from autotune.engine.dataloader import count_samples, moved_generators, read_batch_size, read_generators
 from autotune.engine.hooks.iteration import OwnSettings, PlainIter, start_changed
 from autotune.engine.hooks.models import look_for_no_models
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
@@ -180,7 +180,8 @@ class LoaderHooks:
             self._is_starting = False
             self._timer.leave()
         self._keys[iterator] = key
-        self._batch_sizes[iterator] = loader.batch_size
+        has_plain_batches = loader.batch_size is not None or isinstance(loader.batch_sampler, BatchSampler)
+        self._batch_sizes[iterator] = read_batch_size(loader) if has_plain_batches else None
         self._started.pop(iterator, None)
         return iterator
 

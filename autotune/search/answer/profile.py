@@ -266,7 +266,7 @@ def _confirmation(
         expected_speedup=math.exp(entry.speed) if entry else None,
         shrunk_speedup=math.exp(ranking.shrunk_score(entry)) if entry and not shown.claim.saving else None,
         smallest_detectable=(
-            smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot_degrees=shown.pilot.degrees)
+            smallest_provable(sd, len(logs), risk_share=finals.risk_share, pilot=shown.pilot)
             if shown.ratio is not None and sd is not None and not shown.claim.saving
             else None
         ),

@@ -129,7 +129,7 @@ class Finalist:
     @property
     def pair_sd(self) -> float:
         """Standard deviation of a pair's log ratio, what the search knew of it counted in; needs two pairs."""
-        return self.pilot.pool(self.log_ratios)[0]
+        return (NO_PILOT if self.pilot.is_doubtful else self.pilot).pool(self.log_ratios)[0]
 
     @property
     def outcome(self) -> Literal["proven", "no gain", "unclear"]:
@@ -241,20 +241,21 @@ def rounds_needed(
     )
 
 
-def smallest_provable(pair_sd: float, pairs: int, *, risk_share: float = 1.0, pilot_degrees: float = 0.0) -> float:
+def smallest_provable(pair_sd: float, pairs: int, *, risk_share: float = 1.0, pilot: Pilot = NO_PILOT) -> float:
     """Return the speed-up that some pairs prove with a probability of 80 %, as a ratio.
 
     Args:
         pair_sd: standard deviation of the log ratio of one pair.
         pairs: how many.
         risk_share: of both risks, what these pairs have.
-        pilot_degrees: degrees of freedom of the noise that are known before.
+        pilot: what of the noise is known before.
 
     Raises:
         ValueError: fewer than two pairs, or a negative standard deviation.
     """
+    share, degrees = (risk_share / 2, 0.0) if pilot.is_doubtful else (risk_share, pilot.degrees)
     useful, sure = (
-        minimum_detectable_speedup(pair_sd, pairs, confidence=1 - risk_share * risk, pilot_degrees=pilot_degrees)
+        minimum_detectable_speedup(pair_sd, pairs, confidence=1 - share * risk, pilot_degrees=degrees)
         for risk in (CLAIM_RISK, FALSE_RISK)
     )
     return max(THRESHOLD * useful, sure)

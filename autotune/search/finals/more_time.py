@@ -32,8 +32,8 @@ def seconds_to_settle(one: Finalist, speedup: float, *, share: float, pair_secon
         math.log(speedup),
         fewest=done + 1,
         most=most,
-        risk_share=max(LEAST_SHARE, share),
-        pilot_degrees=one.pilot.degrees,
+        risk_share=max(LEAST_SHARE, share / 2 if one.pilot.is_doubtful else share),
+        pilot_degrees=0.0 if one.pilot.is_doubtful else one.pilot.degrees,
         bars=one.claim.speed,
     )
     return None if total == most else (total - done) * pair_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -131,10 +132,21 @@ class PairNoise:
     Attributes:
         sd: standard deviation of its log ratio, as the search has seen it.
         pilot: what of it counts as known.
+        is_guess: it is planned as if nothing of it were known.
     """
 
     sd: float
     pilot: Pilot = NO_PILOT
+    is_guess: bool = False
+
+    @property
+    def degrees(self) -> float:
+        """Of freedom, that it is planned with."""
+        return 0.0 if self.is_guess else self.pilot.degrees
+
+    def share_of(self, share: float) -> float:
+        """Return what a plan has of a share of the risk: half of it, where the pairs are judged with and without it."""
+        return share / 2 if self.pilot.is_doubtful else share
 
 
 def _plan_more_pairs(log: SearchLog, winner: TrainConfig, purse: RiskPurse) -> tuple[int, PairNoise]:
@@ -149,8 +161,8 @@ def _plan_more_pairs(log: SearchLog, winner: TrainConfig, purse: RiskPurse) -> t
             gain,
             fewest=fewest,
             most=max(fewest, MOST_ROUNDS),
-            risk_share=max(LEAST_SHARE, purse.share_for(winner)),
-            pilot_degrees=one.pilot.degrees,
+            risk_share=one.share_of(max(LEAST_SHARE, purse.share_for(winner))),
+            pilot_degrees=one.degrees,
             bars=(bar,),
         ),
     )
@@ -162,34 +174,34 @@ def _plan_pairs(log: SearchLog, candidate: TrainConfig, purse: RiskPurse) -> tup
     entry, kept = ranking.find(candidate), len(purse.pairs_of(candidate))
     # Shrinking pulls a small gain up where most others are large; the smaller figure asks for more rounds.
     gain = max(min(entry.score, ranking.shrunk_score(entry)) if entry else 0.0, math.log(THRESHOLD))
-    count = partial(
-        rounds_needed,
-        most=kept + MOST_ROUNDS,
-        risk_share=max(LEAST_SHARE, purse.share_for(candidate)),
-    )
+    share = max(LEAST_SHARE, purse.share_for(candidate))
+    count = partial(rounds_needed, most=kept + MOST_ROUNDS)
     speed = ranking.estimate_speed(entry) if entry and claim.saving else gain
     rounds, noise = choose_noise(
         list_pair_noises(log, candidate),
         lambda one: count(
             one.sd,
             speed,
-            fewest=kept + max(_find_fewest(one.pilot), kept // 2),
+            fewest=kept + max(_find_fewest(one.degrees), kept // 2),
             bars=claim.speed,
-            pilot_degrees=one.pilot.degrees,
+            risk_share=one.share_of(share),
+            pilot_degrees=one.degrees,
         ),
     )
     if claim.saving:
         fewest = kept + max(LEAST_ROUNDS, kept // 2)
-        rounds = max(rounds, count(math.sqrt(2) * ranking.score_noise[0], gain, fewest=fewest, bars=claim.saving))
+        noise_of_memory = math.sqrt(2) * ranking.score_noise[0]
+        needed = count(noise_of_memory, gain, fewest=fewest, bars=claim.saving, risk_share=share)
+        rounds = max(rounds, needed)
     return rounds, noise
 
 
-def _find_fewest(pilot: Pilot) -> int:
+def _find_fewest(degrees: float) -> int:
     """Return the fewest pairs that may be planned: enough to find out about a noise of which next to nothing is known.
 
     With two degrees of freedom the quantile of the second bar is 29 standard errors, with four it is 8.
     """
-    return max(LEAST_ROUNDS, _LEAST_DEGREES + 1 - int(pilot.degrees))
+    return max(LEAST_ROUNDS, _LEAST_DEGREES + 1 - int(degrees))
 
 
 def choose_noise(noises: Sequence[PairNoise], count: Callable[[PairNoise], int]) -> tuple[int, PairNoise]:
@@ -203,8 +215,8 @@ def list_pair_noises(log: SearchLog, candidate: TrainConfig) -> list[PairNoise]:
     """Return what the noise of a pair may be taken for, the safest first.
 
     Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell. So
-    where nothing was timed in turns yet, either they are taken for as noisy as launches alone, of which something is
-    known, which a large gain can afford; or for less noisy, and nothing of that is known.
+    where nothing was timed in turns yet, what is known of launches alone is doubtful: they are judged with it and
+    without it, and planned as the one of the two needs that needs fewer.
 
     Args:
         log: of the search.
@@ -215,7 +227,10 @@ def list_pair_noises(log: SearchLog, candidate: TrainConfig) -> list[PairNoise]:
     if in_turns and ranking.is_in_turns:
         return [PairNoise(ranking.noise[0], find_pilot(ranking, policy))]
     alone = PairNoise(math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True))
-    return [alone, PairNoise(policy.noise_in_turns * alone.sd)] if in_turns else [alone]
+    if not in_turns or not alone.pilot.degrees:
+        return [alone, PairNoise(policy.noise_in_turns * alone.sd)] if in_turns else [alone]
+    doubtful = dataclasses.replace(alone.pilot, is_doubtful=True)
+    return [PairNoise(alone.sd, doubtful), PairNoise(policy.noise_in_turns * alone.sd, doubtful, is_guess=True)]
 
 
 def _are_in_turns(log: SearchLog, candidate: TrainConfig) -> bool:

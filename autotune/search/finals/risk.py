@@ -46,6 +46,11 @@ class Pair:
         return self.candidate.spec.number < self.baseline.spec.number
 
 
+def pilot_of(look: LookTaken) -> Pilot:
+    """Return what a look took for known of the noise of its pairs."""
+    return Pilot(look.pilot_sd, look.pilot_degrees, look.pilot_is_doubtful)
+
+
 class RiskPurse:
     """The looks of a search so far.
 
@@ -120,7 +125,13 @@ class RiskPurse:
             is_proven: it is by now, and stays so if this look never ends.
         """
         share = self.share_for(candidate)
-        look = LookTaken(candidate=candidate, share=share, pilot_sd=pilot.sd, pilot_degrees=pilot.degrees)
+        look = LookTaken(
+            candidate=candidate,
+            share=share,
+            pilot_sd=pilot.sd,
+            pilot_degrees=pilot.degrees,
+            pilot_is_doubtful=pilot.is_doubtful,
+        )
         self._keys.append(candidate.key)
         self._looks.append(look.replace(proven=is_proven))
         self._pairs.append([])
@@ -135,7 +146,7 @@ class RiskPurse:
 
     def forget_pilot(self) -> None:
         """Take nothing of the noise for known beforehand, in the look that was begun last: its pairs are others now."""
-        self._change(pilot_sd=NO_PILOT.sd, pilot_degrees=NO_PILOT.degrees)
+        self._change(pilot_sd=NO_PILOT.sd, pilot_degrees=NO_PILOT.degrees, pilot_is_doubtful=False)
 
     def has_forgotten(self, pilot: Pilot) -> bool:
         """Return whether the look that was begun last with some pilot goes without it."""

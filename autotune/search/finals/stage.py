@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from autotune.measure.confidence import NO_PILOT, Pilot
+from autotune.measure.confidence import NO_PILOT
 from autotune.records.config import TrainConfig
 from autotune.records.finals import LookTaken
 from autotune.records.quality import is_passed
@@ -21,7 +21,7 @@ from autotune.records.trial import TrialResult, TrialStatus
 from autotune.search.finals.claim import find_claim
 from autotune.search.finals.finalist import Finalist, FinalsOutcome
 from autotune.search.finals.plan import plan_finals, price_pair
-from autotune.search.finals.risk import SHARE_OF_A_LOOK, Pair, RiskPurse
+from autotune.search.finals.risk import SHARE_OF_A_LOOK, Pair, RiskPurse, pilot_of
 from autotune.search.finals.rounds import (
     Cost,
     FinalsPlan,
@@ -187,7 +187,7 @@ def _settle(log: SearchLog, purse: RiskPurse, config: TrainConfig) -> tuple[Fina
 def _settle_look(
     log: SearchLog, config: TrainConfig, look: LookTaken, pairs: Sequence[Pair]
 ) -> tuple[Finalist, Finalist]:
-    pilot, claim = Pilot(look.pilot_sd, look.pilot_degrees), find_claim(log.problem.objective)
+    pilot, claim = pilot_of(look), find_claim(log.problem.objective)
     one = Finalist(config, pilot=pilot, failure=look.failure, futile=look.futile, claim=claim)
     base, cost = Finalist(log.problem.baseline), _cost_of(log)
     count_pairs(one, base, pairs)
