@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from autotune.engine.device import read_generator
@@ -34,6 +32,10 @@ class Operations:
     draws_random: bool = False
 
 
+_OF_WATCHING = ("torch dispatch mode present", "no implementation found for 'torch.ops.higher_order")
+"""In errors of what is compiled within a call, or computes by an operator of a higher order, where it is counted."""
+
+
 @contextmanager
 def watched_operations(device: torch.device | None = None) -> Iterator[Operations]:
     """Watch everything inside; complete at its end.
@@ -43,8 +45,7 @@ def watched_operations(device: torch.device | None = None) -> Iterator[Operation
     """
     seen = Operations()
     before = None if device is None else read_generator(device)
-    counting = FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE)
-    with _AttentionWatch() as watch, counting as counter, _UncountedMode():
+    with _AttentionWatch() as watch, FlopCounterMode(display=False, custom_mapping=_SPARSE_AWARE) as counter:
         yield seen
     seen.flops, seen.attention, seen.calls = counter.get_total_flops(), watch.seen, watch.calls
     seen.draws_random = device is not None and before is not None and not torch.equal(before, read_generator(device))
@@ -62,19 +63,9 @@ class _AttentionWatch(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _UncountedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operators of a higher order that PyTorch's counter refuses, as FlexAttention's, past it."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not isinstance(function, HigherOrderOperator) or function is torch.ops.higher_order.cond:
-            return function(*args, **(kwargs or {}))
-        with _disable_current_modes():
-            return function(*args, **(kwargs or {}))
+def refuses_to_be_watched(error: BaseException) -> bool:
+    """Return whether something failed only because it was watched, as FlexAttention does: nothing is known of it."""
+    return isinstance(error, RuntimeError | TypeError) and any(words in str(error) for words in _OF_WATCHING)
 
 
 def _count_mm(left: torch.Tensor, right: torch.Tensor, *_args: Any, **_kwargs: Any) -> int:

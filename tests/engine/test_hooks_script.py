@@ -2145,3 +2145,30 @@ def test_once_all_models_are_found_no_call_writes_to_the_class_of_all_modules(mo
         fit(model, DataLoader(make_data(), batch_size=8))
         assert len(hung.roots) == 1
         assert written == []
+
+
+class Unwatchable(nn.Module):
+    """Compiles something within its call, which PyTorch refuses where operations are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noisy = nn.functional.dropout(self.layer(x))
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("non-infra torch dispatch mode present, this is not supported today in torch.compile")
+        return noisy
+
+
+def test_what_refuses_to_be_watched_trains_as_it_does_by_itself() -> None:
+    def train(**options: Any) -> Tensor:
+        torch.manual_seed(0)
+        model, x = Unwatchable(), torch.randn(8, 6)
+        with hang(**options) as hung:
+            take_step(model, x)
+            take_step(model, x)
+        assert not options or hung.hooks.models.seen.flops == 0
+        return model.layer.weight.detach()
+
+    assert torch.equal(train(inspects=True), train())

@@ -24,10 +24,10 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from autotune.engine.dataloader import count_samples, move_batch
+from autotune.engine.dataloader import count_samples, move_batch, read_generators, restore_generators
 from autotune.engine.hooks.forward import ForwardCalls
 from autotune.engine.hooks.steps import PhaseTimer, StepWatch
-from autotune.engine.operations import Operations, watched_operations
+from autotune.engine.operations import Operations, refuses_to_be_watched, watched_operations
 
 Call = Callable[..., Any]
 Prepare = Callable[[nn.Module], Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]]
@@ -278,8 +278,22 @@ class ModelHooks:
         except Exception:  # a container or a tensor of its own kind: the call itself must not suffer from it
             pass
         device = next((one.device for one in root.parameters() if not one.is_meta), None)
-        with watched_operations(device) as seen:
-            returned = self._train(root, run, inner, args, kwargs)
+        seen = Operations()
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seen
+            before = read_generators()
+            try:
+                with watched_operations(device) as seen:
+                    return inner(*args, **kwargs)
+            except Exception as error:
+                if not refuses_to_be_watched(error):
+                    raise
+            seen = Operations()
+            restore_generators(before)
+            return inner(*args, **kwargs)
+
+        returned = self._train(root, run, watched, args, kwargs)
         self.seen.draws_random |= seen.draws_random
         self.seen.flops += seen.flops
         self.seen.calls += seen.calls

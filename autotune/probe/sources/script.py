@@ -41,7 +41,6 @@ from autotune.probe.time_shares import TimeShares
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, StepPhases, Switched, TargetFacts
 from autotune.records.measurement import Measurement
-from autotune.records.script import Numerics
 from autotune.records.trial import TrialLimits, TrialSpec
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Run
@@ -173,9 +172,7 @@ class ScriptProbe:
         baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=own)
         samples, fixed = self._look_at_data(baseline)
         self.files = samples.files
-        loader_numerics: dict[str, Numerics] = dict.fromkeys(
-            _LOADER_KNOBS if samples.facts.random_sources else (), "rounding"
-        )
+        draws = dict.fromkeys(_LOADER_KNOBS if samples.facts.random_sources else (), "rounding")
         model = self._describe_models(measurement)
         return TargetFacts(
             label=self._spec.target.spec,
@@ -193,7 +190,7 @@ class ScriptProbe:
             metrics={metric.name: metric.direction for metric in script.metrics},
             evaluate_seconds=0.0 if script.metrics else None,
             fixed=fixed | find_fixed(hooks, script, baseline) | self._find_fixed_sharing(baseline, processes),
-            numerics=loader_numerics
+            numerics=draws
             | {f"user_knobs.{knob.name}": knob.numerics for knob in script.knobs}
             | dict.fromkeys(SPLIT_KNOBS if model.has_batch_norm else (), "semantic"),
             scales_loss=hooks.optimizers.scales_loss,

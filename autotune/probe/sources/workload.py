@@ -24,7 +24,7 @@ from autotune.engine.device import usable_bytes
 from autotune.engine.evaluation import evaluate
 from autotune.engine.kernels import read_switches
 from autotune.engine.loop import Training, backend_settings
-from autotune.engine.operations import watched_operations
+from autotune.engine.operations import Operations, refuses_to_be_watched, watched_operations
 from autotune.engine.sharing import find_unshardable
 from autotune.measure.clock import clock_for
 from autotune.measure.warmup import SLOW_STEP_SECONDS as FEW_STEPS_SECONDS
@@ -274,8 +274,13 @@ def _find_fixed(training: Training, loaded: LoadedWorkload) -> dict[str, str]:
 
 def _describe_model(training: Training, baseline: TrainConfig) -> ModelFacts:
     model = training.model
-    with watched_operations() as seen:
-        outcome = training.step()
+    try:
+        with watched_operations() as seen:
+            outcome = training.step()
+    except Exception as error:
+        if not refuses_to_be_watched(error):
+            raise
+        seen, outcome = Operations(), training.step()
     counted = seen.flops if baseline.compile_mode == "off" else 0
     trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
     found = describe_models([model], trainable, seen, flops_per_sample=counted / outcome.samples if counted else None)
