@@ -41,6 +41,7 @@ from autotune.probe.time_shares import TimeShares
 from autotune.records.config import TrainConfig
 from autotune.records.facts import DataFacts, ModelFacts, StepPhases, Switched, TargetFacts
 from autotune.records.measurement import Measurement
+from autotune.records.script import Numerics
 from autotune.records.trial import TrialLimits, TrialSpec
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Run
@@ -172,7 +173,7 @@ class ScriptProbe:
         baseline = read_baseline(hooks, script, micro_batches=micro_batches, samples=own)
         samples, fixed = self._look_at_data(baseline)
         self.files = samples.files
-        draws = dict.fromkeys(_LOADER_KNOBS if samples.facts.random_sources else (), "rounding")
+        draws: dict[str, Numerics] = dict.fromkeys(_LOADER_KNOBS if samples.facts.random_sources else (), "rounding")
         model = self._describe_models(measurement)
         return TargetFacts(
             label=self._spec.target.spec,
