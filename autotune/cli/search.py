@@ -286,7 +286,7 @@ def _run(
         if json_output:
             print_json(profile.to_json())
         else:
-            is_kept = Profile.load(options.out) != profile
+            is_kept = profile.verdict != "improved" and Profile.load(options.out).verdict == "improved"
             print_answer(profile, Path(options.out), explanation, is_kept=is_kept)
         if told:
             say(told)

@@ -48,15 +48,9 @@ def describe_models(
 def keeps_statistics(model: nn.Module) -> bool:
     """Return whether each training call changes what a layer keeps: of smaller batches there are more calls.
 
-    Layers that the model itself holds in eval mode, whatever is asked of it, change nothing.
+    Of a model in training mode, layers that it holds in eval mode change nothing.
     """
-    modes = [(one, one.training) for one in model.modules()]
-    model.train()
-    try:
-        return any(_keeps(one) for one in model.modules() if one.training)
-    finally:
-        for one, mode in modes:
-            one.training = mode
+    return any(_keeps(one) for one in model.modules() if one.training or not model.training)
 
 
 def _keeps(module: nn.Module) -> bool:

@@ -185,7 +185,9 @@ class Session:
         last = plan.step_downs[-1] if plan.step_downs else None
         if last is None or last.action != "fewer-samples" or last.cause != "oom-killed":
             return
-        knobs = workload_knobs(can_recompute=_can_recompute(self.loaded.workload.build_model()))
+        model = self.loaded.workload.build_model()
+        model.train()
+        knobs = workload_knobs(can_recompute=_can_recompute(model))
         before = plan.replace(step_downs=plan.step_downs[:-1])
         fault, choice = Fault(last.cause, last.detail, last.step), Choice(last.action, last.config)
         try:

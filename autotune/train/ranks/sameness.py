@@ -82,7 +82,9 @@ def is_same_split(
         device: where to compute.
         sources: global generators that the samples draw from.
     """
-    if keeps_statistics(loaded.workload.build_model()):
+    model = loaded.workload.build_model()
+    model.train()  # which some do not hand on to all of their layers
+    if keeps_statistics(model):
         return False
     few = min(_FEW_SAMPLES, config.effective_batch_size)
     config = config.replace(micro_batch_size=few, gradient_accumulation_steps=1)
