@@ -116,6 +116,11 @@ def workload(trainer: Any) -> TrainerWorkload:
     Raises:
         TargetError: it trains in a way that a workload cannot.
     """
+    if isinstance(trainer.eval_dataset, Mapping):
+        raise TargetError(
+            f"the Trainer has several evaluation sets ({', '.join(map(str, trainer.eval_dataset))})",
+            hint="give it the one that is to judge, Trainer(eval_dataset=...), or None",
+        )
     kind = TrainerWorkload if trainer.eval_dataset is None else EvaluatedTrainerWorkload
     return kind(trainer)
 
@@ -207,7 +212,9 @@ class TrainerWorkload:
         args = self._trainer.args
         if args.max_steps > 0:
             return int(args.max_steps)
-        batches = math.ceil(len(self._dataset) / args.train_batch_size)  # type: ignore[arg-type]
+        samples = len(self._dataset)  # type: ignore[arg-type]
+        round_off = math.floor if self.drop_last else math.ceil
+        batches = max(round_off(samples / args.train_batch_size), 1)
         steps: float = args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)
         return math.ceil(steps)
 

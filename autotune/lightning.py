@@ -7,15 +7,16 @@ TunedCallback("best.json")           applies what a running Trainer takes, and w
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from autotune.adapters.live import LIVE
 from autotune.adapters.tuned import Tuned
@@ -33,6 +34,7 @@ except ImportError as error:
     ) from None
 
 _ACCUMULATION = "gradient_accumulation_steps"
+_SCRIPT_HINT = "search its script instead: autotune search -- python train.py"
 
 
 class TunedCallback(Tuned, Callback):  # type: ignore[misc]
@@ -87,7 +89,10 @@ class TunedCallback(Tuned, Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count the micro batches of a step."""
-        self._samples += count_samples(batch) * trainer.world_size
+        count = _count_batch(batch, trainer.train_dataloader)
+        if count is None:
+            return
+        self._samples += count * trainer.world_size
         if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
             return
         slow = self.pace.count(self._samples)
@@ -148,10 +153,18 @@ class TrainingStep(nn.Module):
         """Take the module."""
         super().__init__()
         self.module = module
+        self._indices = (0,) if _takes_index(module.training_step) else ()
 
     def forward(self, batch: Any) -> Any:
         """Return what the module's `training_step` returns."""
-        return self.module.training_step(batch, 0)
+        return self.module.training_step(batch, *self._indices)
+
+    def _apply(self, *given: Any, **named: Any) -> Self:
+        super()._apply(*given, **named)  # type: ignore[no-untyped-call]
+        weight = next(self.module.parameters(), None)
+        if weight is not None:
+            self.module.to(weight.device)  # where `self.device` comes from, which a parent's `to` leaves as it was
+        return self
 
 
 class LightningWorkload:
@@ -171,13 +184,11 @@ class LightningWorkload:
         """Take a module and its data apart; see `from_lightning`."""
         datamodule.prepare_data()
         datamodule.setup("fit")
-        loader = datamodule.train_dataloader()
-        if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
-            hint = "search its script instead: autotune search -- python train.py"
-            raise TargetError("train_dataloader returns no plain DataLoader with samples in any order", hint=hint)
+        loader = _require_plain(datamodule.train_dataloader())
         self._module, self._datamodule = module, datamodule
         self._dataset: Dataset[Any] = loader.dataset
         self._schedules: dict[int, Any] = {}
+        self._has_metrics = False
         self.collate: Callable[[list[Any]], Any] = loader.collate_fn
         self.shuffle, self.drop_last = isinstance(loader.sampler, RandomSampler), loader.drop_last
         self.gradient_clip_norm = gradient_clip_norm
@@ -195,9 +206,10 @@ class LightningWorkload:
         if not module.automatic_optimization:
             raise TargetError(
                 "the module optimizes by itself (automatic_optimization = False)",
-                hint="search its script instead: autotune search -- python train.py",
+                hint=_SCRIPT_HINT,
             )
         _log_to(module, {})  # nobody listens, and without a Trainer each call would warn
+        self._has_metrics = any(map(_is_metric, module.modules()))
         return TrainingStep(module)
 
     def build_optimizer(self, model: nn.Module) -> Optimizer:
@@ -218,9 +230,12 @@ class LightningWorkload:
                 "configure_optimizers returns ReduceLROnPlateau, which waits for a metric",
                 hint="return a scheduler that is stepped by steps or epochs",
             )
-        is_by_epoch = schedule.get("interval", "epoch") == "epoch"
-        steps = -(-len(self._dataset) // self.baseline.effective_batch_size) if is_by_epoch else 1  # type: ignore[arg-type]
+        steps = self._count_epoch_steps() if schedule.get("interval", "epoch") == "epoch" else 1
         return EveryFewSteps(scheduler, optimizer, steps * int(schedule.get("frequency", 1)))
+
+    def _count_epoch_steps(self) -> int:
+        samples, each = len(self._dataset), self.baseline.effective_batch_size  # type: ignore[arg-type]
+        return max(samples // each if self.drop_last else -(-samples // each), 1)
 
     def train_dataset(self) -> Dataset[Any]:
         """Return the training samples."""
@@ -229,6 +244,8 @@ class LightningWorkload:
     def compute_loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the loss of the module's `training_step`."""
         returned = model(batch)
+        if self._has_metrics:
+            _reset_metrics(model)  # nobody reads them, and some keep every batch
         loss: Tensor = returned["loss"] if isinstance(returned, Mapping) else returned
         return loss
 
@@ -248,23 +265,35 @@ class EvaluatedLightningWorkload(LightningWorkload):
     def evaluate(self, model: nn.Module, device: torch.device) -> float:
         """Return the mean of what `validation_step` logs by the metric's name, weighted by samples.
 
+        Of a logged metric, as torchmetrics has them, it is what that computes in the end. Of several loaders all
+        batches count.
+
         Raises:
             TargetError: it logs nothing by that name.
         """
         name = self.metric[0]
-        logged: list[tuple[float, int]] = []
         module: Any = model.module
-        for index, batch in enumerate(self._datamodule.val_dataloader()):
-            placed = move_batch(batch, lambda tensor: tensor.to(device), device)
-            values: dict[str, Any] = {}
-            _log_to(module, values)
-            module.validation_step(placed, index)
-            _log_to(module, {})
-            if name in values:
-                logged.append((float(values[name]), count_samples(batch)))
+        _reset_metrics(module)
+        logged = list(self._log_batches(module, device))
         if not logged:
             raise TargetError(f"validation_step logs no {name!r}", hint=f"write self.log({name!r}, value) in it")
-        return sum(value * count for value, count in logged) / sum(count for _, count in logged)
+        mean = _average(logged)
+        _reset_metrics(module)
+        return mean
+
+    def _log_batches(self, module: Any, device: torch.device) -> Iterator[tuple[Any, int]]:
+        """Yield what is logged by the metric's name in each batch, and the samples of the batch."""
+        found = self._datamodule.val_dataloader()
+        for loader_index, loader in enumerate(found if isinstance(found, list | tuple) else [found]):
+            for index, batch in enumerate(loader):
+                placed = move_batch(batch, lambda tensor: tensor.to(device), device)
+                values: dict[str, Any] = {}
+                _log_to(module, values)
+                _call_step(module.validation_step, placed, index, loader_index)
+                _log_to(module, {})
+                if self.metric[0] in values:
+                    value = values[self.metric[0]]
+                    yield value if _is_metric(value) else float(value), _count_batch(batch, loader) or 1
 
 
 class EveryFewSteps(LRScheduler):
@@ -326,12 +355,76 @@ class _Log:
         self.values[name] = value
 
     def several(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        self.values.update(values)
+        self.values.update(values.items())  # a collection of metrics is no mapping, but has `items`
 
 
 def _log_to(module: Any, values: dict[str, Any]) -> None:
     log = _Log(values)
     module.log, module.log_dict = log.one, log.several
+
+
+def _require_plain(loader: Any) -> DataLoader[Any]:
+    """Return a loader whose batches a workload can have: all samples, in their order or shuffled, so many at once.
+
+    Raises:
+        TargetError: they are others.
+    """
+    if not isinstance(loader, DataLoader) or not _is_plain(loader):
+        told = "train_dataloader returns no plain DataLoader with all samples in any order, in batches of one size"
+        raise TargetError(told, hint=_SCRIPT_HINT)
+    if loader.worker_init_fn is not None and loader.num_workers > 0:
+        raise TargetError("train_dataloader has a worker_init_fn, which a workload has not", hint=_SCRIPT_HINT)
+    return loader
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    sampler = loader.sampler
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return False
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return isinstance(sampler, SequentialSampler)
+
+
+def _count_batch(batch: Any, loader: Any) -> int | None:
+    """Return the samples of a batch; by its loader where it holds no tensor itself, as a graph's; None if unknown."""
+    try:
+        return count_samples(batch)
+    except ValueError:
+        return read_batch_size(loader) if isinstance(loader, DataLoader) else None
+
+
+def _takes_index(step: Callable[..., Any]) -> bool:
+    """Return whether a step takes the batch's index, by any name, as a Trainer tells it."""
+    found = [one for one in inspect.signature(step).parameters.values() if one.name != "dataloader_idx"]
+    by_place = [one for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(by_place) > 1 or any(one.kind is one.VAR_POSITIONAL for one in found)
+
+
+def _call_step(step: Callable[..., Any], batch: Any, index: int, loader_index: int) -> None:
+    """Call a `validation_step` with the indices that it takes."""
+    indices = (index,) if _takes_index(step) else ()
+    takes_loader = "dataloader_idx" in inspect.signature(step).parameters
+    step(batch, *indices, **({"dataloader_idx": loader_index} if takes_loader else {}))
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether something sums up batches, as a metric of torchmetrics does."""
+    return callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
+
+
+def _reset_metrics(model: nn.Module) -> None:
+    with torch.inference_mode(False):  # an evaluation's mode must not be that of what the next training step adds to
+        for one in filter(_is_metric, model.modules()):
+            one.reset()  # type: ignore[operator]
+
+
+def _average(logged: Sequence[tuple[Any, int]]) -> float:
+    """Return the mean of values weighted by their samples; a metric has computed one value of all of its batches."""
+    metrics = {id(value): value for value, _ in logged if _is_metric(value)}
+    computed = {key: float(metric.compute()) for key, metric in metrics.items()}
+    total = sum(count for _, count in logged)
+    return float(sum(computed.get(id(value), value) * count for value, count in logged) / total)
 
 
 def _read_configured(returned: Any) -> tuple[Optimizer, Any]:
@@ -341,6 +434,8 @@ def _read_configured(returned: Any) -> tuple[Optimizer, Any]:
         TargetError: there are several, or none.
     """
     schedules: list[Any] = []
+    if isinstance(returned, list | tuple) and len(returned) == 1 and isinstance(returned[0], Mapping):
+        returned = returned[0]
     if isinstance(returned, Mapping):
         returned, schedules = returned["optimizer"], [returned.get("lr_scheduler")]
     elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], list):

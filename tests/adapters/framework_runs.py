@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,12 @@ def run(folder: Path, *words: str, seconds: float = 300) -> subprocess.Completed
         timeout=seconds,
         check=False,
     )
+
+
+def run_lines(folder: Path, source: str) -> list[Any]:
+    """Run a program and return the JSON of its last line."""
+    (folder / "asks.py").write_text(source)
+    done = run(folder, "asks.py")
+    assert done.returncode == 0, done.stderr
+    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from framework_runs import require, run, write_program
+from framework_runs import require, run, run_lines, write_program
 from record_factory import make_profile
 
 from autotune.machine.hardware import read_hardware
@@ -24,15 +22,6 @@ def save_answer(folder: Path, config: TrainConfig, rate: float = 1.0) -> None:
     evidence = Evidence(baseline_samples_per_second=rate, samples_per_second=rate)
     profile = make_profile(config=config, baseline_config=BASELINE, hardware=read_hardware(), evidence=evidence)
     profile.save(folder / "best.json")
-
-
-def run_lines(folder: Path, source: str) -> list[Any]:
-    """Run a program and return the JSON of its last line."""
-    (folder / "asks.py").write_text(source)
-    done = run(folder, "asks.py")
-    assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 @pytest.mark.slow

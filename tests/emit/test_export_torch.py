@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -12,11 +13,14 @@ from exported_source import PLAIN, ask, run_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, TensorDataset
 
 from autotune.emit.export.snippet import export_snippet
+from autotune.engine.loop import Training
 from autotune.records import TrainConfig
 from autotune.records import config as knobs
+from autotune.targets.workload import check_workload
 
 
 class Block(nn.Module):
@@ -334,3 +338,95 @@ def test_nested_batches_are_moved() -> None:
     assert moved["x"][1] == "text"
     assert moved["y"][0].device.type == "meta"
     assert names["count_samples"]({"name": "n", "scalar": torch.tensor(1), "x": [torch.ones(5, 2)]}) == 5
+    kept = names["move"](Sheet(torch.ones(2), "text"), torch.device("meta"))
+    assert (kept.x.device.type, kept.name) == ("meta", "text")
+    assert names["move"](Graphs(torch.ones(2)), torch.device("meta")).x.device.type == "meta"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    x: Any
+    name: str
+
+
+class Graphs:
+    """A batch that moves itself, and no tensor tells how many samples it has."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> Graphs:
+        return Graphs(self.x.to(device))
+
+
+class Ordered(Tiny):
+    """The engine visits the samples as the exported loop does."""
+
+    shuffle = False
+
+
+def engine_run(config: TrainConfig, workload: Any, steps: int) -> tuple[nn.Module, list[float]]:
+    """Return what the engine trains, and its losses."""
+    loaded = check_workload(workload, label="x", fingerprint="y")
+    training = Training(loaded, config, device=torch.device("cpu"), seed=0)
+    losses = [float(training.step().loss) for _ in range(steps)]
+    return training.call_model(lambda model: model), losses
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("checkpointing", ["off", "full"])
+def test_the_average_of_the_weights_is_that_of_the_engine(checkpointing: Any) -> None:
+    class Averaging(Ordered):
+        lr = 0.1
+
+        def build_averaged_model(self, model: nn.Module) -> AveragedModel:
+            return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+
+    config = TrainConfig(micro_batch_size=4, activation_checkpointing=checkpointing)
+    expected, expected_losses = engine_run(config, Averaging(), 6)
+    model, losses = run_snippet(config, Averaging(), epochs=2)
+    assert losses == pytest.approx(expected_losses, rel=1e-5)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, expected.state_dict()[name], atol=1e-6)
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", ["graphs", "time first"])
+def test_samples_are_counted_by_what_the_loader_takes(kind: str, drop_last: bool) -> None:
+    class Shaped(Ordered):
+        def collate(self, samples: list[Any]) -> Any:
+            x, y = (torch.stack(part) for part in zip(*samples, strict=True))
+            return Graphs(torch.cat((x, y), 1)) if kind == "graphs" else {"x": x.T.contiguous(), "y": y}
+
+        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+            x, y = (batch.x[:, :8], batch.x[:, 8:]) if kind == "graphs" else (batch["x"].T, batch["y"])
+            return nn.functional.mse_loss(model(x), y)
+
+    Shaped.drop_last = drop_last  # type: ignore[attr-defined]
+    config = TrainConfig(micro_batch_size=4, gradient_accumulation_steps=2)
+    _, expected = engine_run(config, Shaped(11), 1 if drop_last else 2)
+    _, losses = run_snippet(config, Shaped(11))
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("counts", [(0, 3), (3, 0), (0, 0), (0.25, 0.5), (0,)])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_micro_batches_that_count_nothing_weigh_nothing(counts: tuple[float, ...], as_tensor: bool) -> None:
+    class Counted(Ordered):
+        def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+            count = counts[int(batch[1][0] > 0)]
+            loss = super().compute_loss(model, batch)
+            return loss, torch.tensor(count) if as_tensor else count
+
+        def train_dataset(self) -> Dataset[Any]:
+            x = torch.randn(2 * len(counts), 8, generator=torch.Generator().manual_seed(3))
+            return TensorDataset(x, torch.arange(len(counts)).repeat_interleave(2)[:, None].float())
+
+    config = TrainConfig(micro_batch_size=2, gradient_accumulation_steps=2)
+    expected_model, expected = engine_run(config, Counted(), 1)
+    model, losses = run_snippet(config, Counted())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, expected_model.state_dict()[name], atol=1e-6)
