@@ -33,7 +33,7 @@ def export_hf_json(request: Request) -> Export:
     arguments = _training_arguments(request, unmapped.keys())
     if "non_blocking" in request.changed:
         arguments["accelerator_config"] = {"non_blocking": request.config.non_blocking}
-    aside = comment(request.header, unmapped)
+    aside = comment(request.header, unmapped) + _name_optimizer(arguments)
     return build_export("training_args.json", json.dumps(arguments, indent=2) + "\n", request, unmapped, aside=aside)
 
 
@@ -44,8 +44,12 @@ def export_hf_flags(request: Request) -> Export:
     arguments = _training_arguments(request, unmapped.keys())
     gone = [name for name, value in arguments.items() if value is None]
     flags = [f"--{name} {value}" for name, value in arguments.items() if value is not None]
-    aside = comment(request.header, unmapped) + [f"# leave out --{name}" for name in gone]
+    aside = comment(request.header, unmapped) + [f"# leave out --{name}" for name in gone] + _name_optimizer(arguments)
     return build_export("training_args.txt", " ".join(flags) + "\n", request, unmapped, aside=aside)
+
+
+def _name_optimizer(arguments: dict[str, Any]) -> list[str]:
+    return ["# optim is AdamW's: leave it out where the Trainer has another optimizer"] if "optim" in arguments else []
 
 
 def _find_unmapped(request: Request) -> set[str]:
