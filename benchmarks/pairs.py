@@ -110,10 +110,8 @@ def _claims_in_turns(case: Case, turns: float, rng: random.Random, *, is_chosen:
     read = max(math.log(THRESHOLD), gain + max(rng.gauss(0.0, case.launch_sd) for _ in range(8)))
 
     def count(noise: PairNoise) -> int:
-        share = noise.share_of(SHARE_OF_A_LOOK)
-        return rounds_needed(
-            noise.sd, read, fewest=LEAST_ROUNDS, most=60, risk_share=share, pilot_degrees=noise.degrees
-        )
+        share, fewest = noise.share_of(SHARE_OF_A_LOOK), LEAST_ROUNDS + noise.pilot.is_doubtful
+        return rounds_needed(noise.sd, read, fewest=fewest, most=60, risk_share=share, pilot_degrees=noise.degrees)
 
     rounds, noise = choose_noise(either if is_chosen else [unknown], count)
     pair_sd = turns * math.sqrt(2) * case.launch_sd
@@ -124,7 +122,7 @@ def _claims_in_turns(case: Case, turns: float, rng: random.Random, *, is_chosen:
 def _print_turns(searches: int) -> None:
     print("pairs in turns after launches alone, 5 at most: share that claim; before: their noise is never known")
     print("launch sd  degrees   noise in turns   nothing: before   now   1.3x: before   now   1.8x: before   now")
-    for launch_sd, degrees, turns in itertools.product((0.03, 0.10), (1, 3, 6), (0.5, 1.0, 1.4)):
+    for launch_sd, degrees, turns in itertools.product((0.03, 0.10), (1, 3, 6), (0.25, 0.5, 1.0)):
         row = f"{launch_sd:>8.0%}{degrees:>9}{turns:>17.1f}"
         for speedup, many in ((1.0, searches), (1.3, searches // 40), (1.8, searches // 40)):
             case = Case(launch_sd, speedup, 5, degrees)
