@@ -271,7 +271,6 @@ def _run(
     """Search, print the answer, and exit as it ended."""
     from autotune.cli.pages.answer import print_answer
     from autotune.cli.pages.report import write_page_beside
-    from autotune.records.profile import Profile
 
     with stop_on_signals() as stop:
         try:
@@ -286,13 +285,22 @@ def _run(
         if json_output:
             print_json(profile.to_json())
         else:
-            is_kept = profile.verdict != "improved" and Profile.load(options.out).verdict == "improved"
-            print_answer(profile, Path(options.out), explanation, is_kept=is_kept)
+            print_answer(profile, Path(options.out), explanation, is_kept=_keeps_proof(profile, options.out))
         if told:
             say(told)
         stop.exit_if_set()
     if profile.verdict == "not-tested":
         raise typer.Exit(NothingFeasibleError.exit_code)
+
+
+def _keeps_proof(profile: Profile, out: str | Path) -> bool:
+    """Return whether a file holds a proven answer of before still, where a search has come to nothing."""
+    from autotune.records.profile import Profile
+
+    try:
+        return profile.verdict != "improved" and Profile.load(out).verdict == "improved"
+    except AutotuneError:
+        return False
 
 
 def _search_shown(

@@ -142,16 +142,18 @@ def _time_blocks(
         timed.ended = timed.ended or (yield from _settle(timing, plan))
         timing.forget_waits()
     now = timing.clock.now
-    began, rested, sampled = now(), 0.0, 0.0
+    began, rested, sampled, is_sampled = now(), 0.0, 0.0, True
     while (ending := timed.find_ending(now() - began - rested - sampled)) is None:
         timed.ended = yield from _time_block(timing, plan, timed)
-        if sampled <= _SAMPLED_SHARE * (now() - began):  # while it is read, workers load ahead
+        is_sampled = sampled <= _SAMPLED_SHARE * (now() - began)  # while it is read, workers load ahead
+        if is_sampled:
             before = now()
             memory.sample()
             sampled += now() - before
         timing.read_losses()
         rested += timing.rest()
-    memory.sample()
+    if not is_sampled:
+        memory.sample()
     return ending
 
 
