@@ -64,3 +64,14 @@ def test_a_candidate_that_may_be_used_is_offered(
     assert "--use-candidate" in printed.err
     run(answer("inconclusive", candidate=candidate.replace(passed_checks=False)), monkeypatch)
     assert "--use-candidate" not in capsys.readouterr().err
+
+
+def test_a_proven_answer_that_is_kept_is_the_one_to_train_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer("improved").save(tmp_path / "best.json")
+    run(answer("inconclusive"), monkeypatch)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "best.json keeps what was proven before; next: autotune train --profile best.json" in told
+    assert "written" not in told.partition("report.html")[0]
