@@ -123,7 +123,7 @@ def _print_turns(searches: int) -> None:
     print("pairs in turns after launches alone, 5 at most: share that claim; before: their noise is never known")
     print("launch sd  degrees   noise in turns   nothing: before   now   1.3x: before   now   1.8x: before   now")
     for launch_sd, degrees, turns in itertools.product((0.03, 0.10), (1, 3, 6), (0.25, 0.5, 1.0)):
-        row = f"{launch_sd:>8.0%}{degrees:>9}{turns:>17.1f}"
+        row = f"{launch_sd:>8.0%}{degrees:>9}{turns:>17.2f}"
         for speedup, many in ((1.0, searches), (1.3, searches // 40), (1.8, searches // 40)):
             case = Case(launch_sd, speedup, 5, degrees)
             for is_chosen in (False, True):
