@@ -538,6 +538,7 @@ def test_hf_optimizer(implementation: Any, optim: str | None, on_gpu: bool) -> N
     can = implementation in ("fused", "foreach" if on_gpu else "for-loop")
     assert json.loads(made.text).get("optim") == (optim if can else None)
     assert ("optimizer_implementation" in made.mapped) is can
+    assert ("optim is AdamW's" in "\n".join(made.aside)) is can
 
 
 def test_hf_cannot_checkpoint_selectively() -> None:

@@ -23,10 +23,12 @@ from torch.nn.attention import SDPBackend
 from torch.optim import optimizer as optimizer_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -832,6 +834,22 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+
+
+def test_batches_of_a_batch_sampler_are_counted_by_its_size() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return tuple(zip(*samples, strict=True))  # as detectors do: a tuple of single samples
+
+    model, data = make_model(), make_data()
+    loader = DataLoader(
+        data, batch_sampler=BatchSampler(SequentialSampler(data), 8, drop_last=True), collate_fn=collate
+    )
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, _ in loader:
+            model(torch.stack(inputs)).sum().backward()
+            optimizer.step()
+    assert {step.samples for step in hung.steps} == {8}
 
 
 @pytest.mark.parametrize("inspects", [False, True])

@@ -65,6 +65,7 @@ class Scripted:
         samples: Callable[[int], int] = lambda step: 10,
     ) -> None:
         self.clock = clock or FakeClock()
+        self.sample_seconds = 0.0
         self.events: list[str] = []
         self.asked_at: list[float] = []
         self.steps = 0
@@ -170,6 +171,7 @@ class FakeMeter:
 
     def sample(self) -> None:
         self._script.note("sample")
+        self._script.clock.seconds += self._script.sample_seconds
 
     def reset_device(self) -> None:
         self._script.note("reset")

@@ -200,6 +200,23 @@ def test_memory_is_reset_after_the_warm_up_and_sampled_after_each_block() -> Non
     assert script.events == expected
 
 
+def test_memory_that_takes_long_to_read_is_read_less_often_and_leaves_the_time_to_measure_in() -> None:
+    script = Scripted([STEP])
+    script.sample_seconds = 5 * STEP
+    measured = script.measure()
+    assert len(measured.blocks) == 8
+    assert script.events[WARM:] == [
+        "reset",
+        "sample",
+        "step",
+        "step",
+        "sample",
+        *["step"] * 14,
+        "sample",
+        "read memory",
+    ]
+
+
 def test_the_canary_is_asked_before_the_first_step_and_after_the_memory_was_read() -> None:
     script = Scripted([STEP]).with_canary(0.5, 0.75)
     measured = script.measure()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_check, make_measurement, make_result, make_spec
+from record_factory import make_check, make_gpu, make_measurement, make_result, make_spec
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
 from autotune.isolation.runner import KILL_SECONDS
@@ -172,6 +172,16 @@ def test_on_a_gpu_both_are_to_fit_into_its_memory_with_their_contexts() -> None:
         vars(search.log.problem)["limits"] = dataclasses.replace(limits, device_memory_bytes=bytes_of_device)
         assert fit_together(search.log, BASELINE, BASELINE) is fits
         assert memory_beside(search.log, BASELINE).device_bytes == bytes_of_device - 21 * 2**30
+
+
+def test_a_trial_may_hold_what_is_free_on_the_gpu_that_it_trains_on() -> None:
+    problem = open_search(Machine()).log.problem
+    report = problem.report
+    hardware = report.hardware.replace(gpus=(make_gpu(memory_free_bytes=3 * 2**30), make_gpu()))
+    for free, expected in ((79 * 2**30, 79), (None, 3)):  # an older file does not tell
+        target = report.target.replace(device="cuda", device_bytes=free)
+        seen = dataclasses.replace(problem, report=report.replace(hardware=hardware, target=target)).limits
+        assert seen.device_memory_bytes == pytest.approx(0.95 * expected * 2**30, rel=1e-6)
 
 
 def test_finals_in_turns_prove_a_gain_that_the_machine_would_hide() -> None:

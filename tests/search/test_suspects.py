@@ -59,6 +59,10 @@ def test_what_launches_with_the_same_error_share_is_suspected():
     assert Suspects(untold, BASELINE).guilty == {}
     of_the_machine = [crash("OSError: No space left on device", BF16, WORKERS), crash("HTTPError: 503", BF16)]
     assert not Suspects([one.replace(cause="user-error") for one in of_the_machine], BASELINE).is_blocked(config(BF16))
+    of_workers = crash("ConnectionResetError: [Errno 104] Connection reset by peer", WORKERS).replace(
+        cause="user-error"
+    )
+    assert Suspects([of_workers], BASELINE).is_blocked(config(WORKERS))
     apart = [crash("boom", BF16), crash("boom", WORKERS)]
     assert sorted(Suspects(apart, BASELINE).guilty) == ["num_workers=2", "precision=bf16"]
 

@@ -182,7 +182,7 @@ def _plan_pairs(log: SearchLog, candidate: TrainConfig, purse: RiskPurse) -> tup
         lambda one: count(
             one.sd,
             speed,
-            fewest=kept + max(find_fewest(one), kept // 2),
+            fewest=kept + max(_find_fewest(one), kept // 2),
             bars=claim.speed,
             risk_share=one.share_of(share),
             pilot_degrees=one.degrees,
@@ -196,7 +196,7 @@ def _plan_pairs(log: SearchLog, candidate: TrainConfig, purse: RiskPurse) -> tup
     return rounds, noise
 
 
-def find_fewest(noise: PairNoise) -> int:
+def _find_fewest(noise: PairNoise) -> int:
     """Return the fewest pairs that may be planned: enough to find out about a noise of which next to nothing is known.
 
     With two degrees of freedom the quantile of the second bar is 29 standard errors, with three 13, with four 8. Where

@@ -45,8 +45,10 @@ _MILDEST = frozenset({"compile_mode=default"})
 _UNTOLD = ("no-result", "crash-exit", "crash-signal", "server-died")
 """Causes of which an error says nothing: it is the same of whatever it was."""
 
-_OF_MACHINE = re.compile(r"No space left on device|Connection|HTTP|Name or service|Temporary failure", re.IGNORECASE)
-"""In errors that any launch may meet, whatever its settings: they blame nobody."""
+_OF_MACHINE = re.compile(r"No space left on device|ConnectionError|HTTP|Name or service|Temporary failure")
+"""In errors that any launch may meet, whatever its settings: they blame nobody.
+
+`ConnectionResetError` is none of them: a loader's own workers meet it."""
 
 _NAMED = {
     "precision=bf16": re.compile("bfloat16", re.IGNORECASE),
