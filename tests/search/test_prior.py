@@ -12,7 +12,7 @@ from autotune.records import Advice, GainRange, ProbeReport
 from autotune.records.facts import StepWork, Switched
 from autotune.search.explore.additive import Effect, Features, LogAdditiveModel, Prior
 from autotune.search.explore.loading import THREADS, TOGETHER, WORKERS
-from autotune.search.explore.prior import COMPILED_HALF, OWN, USUAL, USUAL_ON_GPU, make_prior
+from autotune.search.explore.prior import ALIKE, COMPILED_HALF, OWN, USUAL, USUAL_ON_GPU, make_prior
 
 
 def test_a_knob_of_ones_own_is_taken_for_the_bottleneck() -> None:
@@ -100,12 +100,25 @@ def test_advice_on_an_optimizer_counts_for_its_better_implementations() -> None:
     assert after.find("optimizer_implementation", "for-loop") == before.find("optimizer_implementation", "for-loop")
 
 
+COMPILERS = (("compile_mode", None),)
+
+
 def test_what_the_user_has_on_already_is_like_no_other_value() -> None:
-    assert make_prior(report_of(device="cuda", precision="bf16")).alike.keys() == {"compile_mode"}
+    assert make_prior(report_of(device="cuda", precision="bf16")).alike.keys() == {COMPILERS}
     assert COMPILED_HALF not in make_prior(report_of(device="cuda", precision="bf16")).pairs
     assert COMPILED_HALF in make_prior(report_of(device="cuda")).pairs
-    assert make_prior(report_of()).alike.keys() == {"compile_mode"}
-    assert not make_prior(report_of(compile_mode="default")).alike
+    assert make_prior(report_of()).alike.keys() == set(ALIKE)
+    assert make_prior(report_of(compile_mode="default")).alike.keys() == set(ALIKE) - {COMPILERS}
+
+
+def test_products_of_bf16_that_are_slow_are_expected_to_be_slow_inside_float32_too() -> None:
+    values = {"matmul_precision": ("highest", "medium"), "precision": ("fp32", "bf16")}
+    prior = make_prior(report_of())
+    features = Features(values, {"matmul_precision": "highest", "precision": "fp32"}, prior)
+    model = LogAdditiveModel(features, 0.02)
+    model.add((0, 1), prior.find("precision", "bf16").mean - 0.4)
+    mean = float(model.foretell(features.encode(np.array([[1, 0]])))[0][0])
+    assert mean < prior.find("matmul_precision", "medium").mean - 0.05
 
 
 def test_what_one_mode_of_a_compiler_brought_is_expected_of_the_others() -> None:

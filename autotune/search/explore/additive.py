@@ -9,7 +9,7 @@ How large both are differs from target to target: they are those under which wha
 what is usual (type-II maximum likelihood: Bishop, section 3.5).
 
 Values of one ordered knob (8, 4, 2 samples) are correlated a priori: what one costs, its neighbour costs too. So are
-those of which that is said, as the modes of a compiler. The posterior is that of Bayesian linear regression (Bishop,
+changes of which that is said, as the modes of a compiler. The posterior is that of Bayesian linear regression (Bishop,
 Pattern Recognition and Machine Learning, 2006, eq. 3.50); each reading changes it by one rank (Sherman & Morrison
 1950), so that the thousandth costs what the first did.
 """
@@ -71,13 +71,14 @@ class Prior:
         effects: by change, or by knob with None for its value.
         pairs: by two changes; None for any value but the baseline's.
         noise_sd: usual one, of one launch; the model finds out what it is here.
-        alike: correlation of what the values of a knob bring, by its name; of the values of ordered ones it is known.
+        alike: correlation of what any two of some changes bring, by these (None for any value but the baseline's, and
+            of a knob that is ordered: there it is known); a change is of one group, the first.
     """
 
     effects: Mapping[Change, Effect]
     pairs: Mapping[tuple[Change, Change], Effect]
     noise_sd: float = 0.05
-    alike: Mapping[str, float] = field(default_factory=dict)
+    alike: Mapping[tuple[Change, ...], float] = field(default_factory=dict)
 
     def find(self, name: str, value: object) -> Effect:
         """Return what is known of a change: of its value, else of its knob, else nothing."""
@@ -109,19 +110,16 @@ class Features:
         self._own = np.array(own, dtype=np.int64)
         changes: list[Change] = []
         self._tables: list[Rows] = []
-        self._related: list[tuple[int, Vector]] = []
+        self._related: list[tuple[Rows, Vector]] = []
         for name, offered, index in zip(values, values.values(), own, strict=True):
             others = np.array([place for place in range(len(offered)) if place != index], dtype=np.int64)
             table = np.full(len(offered), -1, dtype=np.int64)
             table[others] = len(changes) + np.arange(len(others))
             self._tables.append(table)
             if _is_ordered(offered):
-                self._related.append((len(changes), _NEIGHBOURS ** np.abs(others[:, None] - others)))
-            elif name in prior.alike:
-                alike = np.full((len(others), len(others)), prior.alike[name])
-                np.fill_diagonal(alike, 1.0)
-                self._related.append((len(changes), alike))
+                self._related.append((table[others], _NEIGHBOURS ** np.abs(others[:, None] - others)))
             changes += [(name, offered[place]) for place in others.tolist()]
+        self._relate(changes, prior.alike)
         self._pairs = [
             (first, second, effect)
             for (one, other), effect in prior.pairs.items()
@@ -133,12 +131,21 @@ class Features:
         self.prior_mean: Vector = np.array([effect.mean for effect in effects])
         self.prior_sd: Vector = np.maximum([effect.sd for effect in effects], _LEAST_SD)
 
+    def _relate(self, changes: Sequence[Change], alike: Mapping[tuple[Change, ...], float]) -> None:
+        taken = {int(column) for columns, _ in self._related for column in columns}
+        for group, correlation in alike.items():
+            found = sorted({column for change in group for column in _find(changes, change)} - taken)
+            taken.update(found)
+            matrix = np.full((len(found), len(found)), correlation)
+            np.fill_diagonal(matrix, 1.0)
+            self._related.append((np.array(found, dtype=np.int64), matrix))
+
     def make_prior_covariance(self) -> Vector:
         """Return what is known of the weights before anything was read [columns, columns]."""
         covariance: Vector = np.diag(self.prior_sd**2)
-        for start, correlation in self._related:
-            part = slice(start, start + len(correlation))
-            covariance[part, part] = correlation * np.outer(self.prior_sd[part], self.prior_sd[part])
+        for columns, correlation in self._related:
+            sds = self.prior_sd[columns]
+            covariance[np.ix_(columns, columns)] = correlation * np.outer(sds, sds)
         return covariance
 
     def encode(self, rows: Rows) -> Rows:

@@ -88,11 +88,17 @@ PAIRS_ON_GPU: dict[tuple[Change, Change], Effect] = {
     COMPILED_HALF: Effect(0.05, 0.10),
 }
 
-ALIKE_ON_GPU = {"compile_mode": 0.8, "precision": 0.8}
-"""Correlation of what the values of a knob bring: a compiler fuses the same in each mode, half types halve bytes."""
+ALIKE_ON_GPU: dict[tuple[Change, ...], float] = {(("compile_mode", None),): 0.8, (("precision", None),): 0.8}
+"""Correlation of what changes bring: a compiler fuses the same in each mode, half types halve bytes."""
 
-ALIKE = {"compile_mode": 0.6}
-"""The same on a CPU, where the modes differ by matrix products of the compiler's own as well: judgement."""
+ALIKE: dict[tuple[Change, ...], float] = {
+    (("compile_mode", None),): 0.6,
+    # Both compute products of bf16 inside: where such products are slow (depthwise convolutions), both lose.
+    (("precision", "bf16"), ("matmul_precision", "medium")): 0.6,
+    # Both keep the pages that they were given.
+    (("host_allocator", "tcmalloc"), ("host_allocator", "glibc-tuned")): 0.6,
+}
+"""The same on a CPU, where the modes of a compiler differ by matrix products of its own as well: judgement."""
 
 PLAIN = TrainConfig(optimizer_implementation="for-loop")
 """What usual effects are counted from."""
@@ -121,7 +127,7 @@ def make_prior(
     effects = _scale(_count_from(report.target.baseline, usual), COMPUTE_KNOBS, find_compute_share(report))
     effects |= {(f"user_knobs.{name}", None): OWN for name in report.target.knobs}
     pairs = dict(PAIRS_ON_GPU if on_gpu else PAIRS)
-    if on_gpu and not all(_is_plain(report.target.baseline, name) for name in ALIKE_ON_GPU):
+    if on_gpu and not all(_is_plain(report.target.baseline, name) for name, _ in COMPILED_HALF):
         del pairs[COMPILED_HALF]
     for one in report.advice:
         before = effects.get((one.knob, None), Effect())
@@ -138,8 +144,8 @@ def make_prior(
     loading = expect_of_loading(report, effects)
     effects |= loading.effects
     pairs |= loading.pairs
-    shares = ALIKE_ON_GPU if on_gpu else ALIKE
-    alike = {name: share for name, share in shares.items() if _is_plain(report.target.baseline, name)}
+    groups = (ALIKE_ON_GPU if on_gpu else ALIKE).items()
+    alike = {group: one for group, one in groups if all(_is_plain(report.target.baseline, name) for name, _ in group)}
     prior = Prior(effects, pairs)
     effects |= {(one.knob, one.value): _combine(prior.find(one.knob, one.value), one) for one in report.target.switched}
     prior = Prior(effects, pairs)
