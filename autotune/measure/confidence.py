@@ -20,6 +20,7 @@ from autotune.measure.student_t import student_t_quantile
 from autotune.records.measurement import Interval
 
 _OTHER_NOISE = 2.0
+_OUTLIER_CONFIDENCE = 0.999
 _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
 
 
@@ -179,6 +180,39 @@ def pooled_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degre
     if degrees == 0.0:
         raise ValueError("a pooled sd needs a prior or a group of at least 2 values")
     return math.sqrt(squares / degrees), degrees
+
+
+def quiet_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: float) -> tuple[float, float]:
+    """Return what `pooled_sd` does, of that part of the groups in which nothing is out of all proportion.
+
+    Each group is taken apart into as many independent contrasts as it has degrees of freedom (Helmert), which are
+    counted from the smallest on: one that these have a chance of 1 in 500 to explain ends it. One launch beside a stall
+    would else be most of the noise of all.
+
+    Raises:
+        ValueError: as of `pooled_sd`.
+    """
+    sizes = sorted(abs(one) for group in groups for one in _contrast(group))
+    counted: list[float] = []
+    sd, degrees = pooled_sd([], prior_sd=prior_sd, prior_degrees=prior_degrees)
+    for size in sizes:
+        if degrees and size > student_t_quantile(_OUTLIER_CONFIDENCE, degrees) * sd:
+            break
+        counted.append(size)
+        squares = math.fsum([prior_degrees * prior_sd * prior_sd, *(one * one for one in counted)])
+        degrees = prior_degrees + len(counted)
+        sd = math.sqrt(squares / degrees)
+    return sd, degrees
+
+
+def _contrast(group: Sequence[float]) -> list[float]:
+    """Return each value's distance from the mean of those before it, scaled to the noise of one value."""
+    refuse_non_finite("a pooled sd", group)
+    means = itertools.accumulate(group)
+    return [
+        (value - total / before) * math.sqrt(before / (before + 1))
+        for before, (total, value) in enumerate(zip(means, group[1:], strict=False), start=1)
+    ]
 
 
 def spread_variance(values: Sequence[float], noise_variances: Sequence[float]) -> float:

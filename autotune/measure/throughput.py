@@ -26,7 +26,7 @@ from autotune.measure.hopeless import EarlySteps, Phase, TooSlowError
 from autotune.measure.memory import MemoryMeter
 from autotune.measure.racing import is_clearly_slower
 from autotune.measure.timing import Timing
-from autotune.measure.warmup import SLOW_STEP_SECONDS, WarmUp, make_warm_up
+from autotune.measure.warmup import SLOW_STEP_SECONDS, VERY_SLOW_STEP_SECONDS, WarmUp, make_warm_up
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import DISTURBED_SHARE, Block, Measurement, SpeedReference
 from autotune.records.trial import SAMPLES_PATIENCE, Pace, Rival, TrialLimits
@@ -55,7 +55,8 @@ _USUAL_PERIODS = 2 * 3 * 5
 """What repeats does so each few steps, or each few times ten."""
 _SETTLING_BLOCKS = 2
 """Blocks that are not timed where two take turns: the other one's start took what this one had let go of, and memory
-that a virtual machine has not touched before costs it more than twice as much."""
+that a virtual machine has not touched before costs it more than twice as much. Of slow steps one has to do, of very
+slow ones none: what it costs is little beside them."""
 _MOST_COMPILING = 3
 """Blocks that compiling is taken off; with more of them, shapes keep changing, and it counts."""
 _LONG_FOR_ITS_SIZE = 2.0
@@ -139,7 +140,7 @@ def _time_blocks(
     timed.is_in_turns = timing.rest() > 0.0
     plan = _plan_blocks(timing, warm_up, timed)
     if timed.is_in_turns:
-        timed.ended = timed.ended or (yield from _settle(timing, plan))
+        timed.ended = timed.ended or (yield from _settle(timing, plan, warm_up.block_step_seconds))
         timing.forget_waits()
     now = timing.clock.now
     began, rested, sampled, is_sampled = now(), 0.0, 0.0, True
@@ -206,10 +207,11 @@ def _plan_blocks(timing: Timing, warm_up: WarmUp, timed: TimedBlocks) -> _BlockP
     return _BlockPlan(steps, longest)
 
 
-def _settle(timing: Timing, plan: _BlockPlan) -> Generator[None, object, bool]:
+def _settle(timing: Timing, plan: _BlockPlan, step_seconds: float) -> Generator[None, object, bool]:
     """Take the first turns without timing them; return whether the training ended."""
+    slow = (step_seconds >= SLOW_STEP_SECONDS) + (step_seconds >= VERY_SLOW_STEP_SECONDS)
     ended = False
-    for _ in range(_SETTLING_BLOCKS):
+    for _ in range(_SETTLING_BLOCKS - slow):
         timing.go_on()
         if not ended:
             _, ended = yield from _take_steps(timing.clock, plan)
@@ -307,12 +309,12 @@ class TimedBlocks:
         elapsed -= min(self.compile_seconds + self.setup_seconds, _MOST_COMPILE_SECONDS)
         if self.ended:
             return "training"
+        if self._lags():
+            return "racing"
         if limits.measure_samples is not None:
             if sum(block.samples for block in blocks) >= limits.measure_samples:
                 return "samples"
             return "time" if blocks and elapsed >= SAMPLES_PATIENCE * limits.measure_seconds else None
-        if self._lags():
-            return "racing"
         least = self._least_blocks()
         if len(blocks) < least:
             overruns = blocks and least == LEAST_BLOCKS and elapsed >= 2 * limits.measure_seconds
@@ -399,7 +401,8 @@ def _warm_up(
         unsettled = warm_up.find_unsettled()
         # What races is held against its rival before its time is up, for it may be up because it is hopeless.
         is_judged = limits.pace is None or rival is None or len(early.pair) == 2
-        if not unsettled or (is_judged and warm_up.charged_seconds >= limits.warmup_cap_seconds):
+        is_over = is_judged and warm_up.charged_seconds >= limits.warmup_cap_seconds
+        if is_over or not (unsettled or warm_up.steps < limits.least_warmup_steps):
             timing.phase = Phase.MEASURING
             timing.read_losses()
             return warm_up, unsettled, None

@@ -31,7 +31,7 @@ _TYPICAL_STEPS = 5
 
 SLOW_STEP_SECONDS = 1.0
 """From here on a step or two after the first have to do."""
-_VERY_SLOW_STEP_SECONDS = 2.5
+VERY_SLOW_STEP_SECONDS = 2.5
 """And from here on a single one."""
 _SLOW_TOLERANCE = 0.1
 _IDLE_LOADER = 0.5
@@ -166,7 +166,7 @@ class WarmUp:
 
     def _find_slow_unsettled(self) -> str:
         *before, last = self._steps[self._compile_steps :]
-        enough = 1 if last >= _VERY_SLOW_STEP_SECONDS else 2
+        enough = 1 if last >= VERY_SLOW_STEP_SECONDS else 2
         if len(before) < enough:
             return "the first steps"
         keeps_up = self._sample_seconds is not None and self._sample_seconds <= _IDLE_LOADER * last

@@ -177,6 +177,11 @@ class DataFacts(Record):
     """From the disk of the data's folder, past the page cache; None when no file there is large enough to tell."""
 
     @property
+    def has_varying_shapes(self) -> bool:
+        """Batches were seen to differ in their shapes: a loader of equal ones has two, for its last one is shorter."""
+        return (self.batch_shapes or 0) > 2
+
+    @property
     def waits(self) -> bool:
         """Most of a sample's time is waiting, for a disk or a network: CPUs do not limit how many load at once."""
         return self.cpu_fraction is not None and self.cpu_fraction < 0.5

@@ -195,10 +195,13 @@ class Measurement(Record):
 
     @property
     def taken_fraction(self) -> float:
-        """Share of the CPUs that others used or that was stolen, on average over the blocks; 0 where nobody watched."""
-        seen = [block.interference for block in self.blocks if block.interference is not None]
-        taken = [one.taken_fraction for one in seen]
-        return fmean(taken) if taken else 0.0
+        """Share of the CPUs that others used or that was stolen while it was timed; 0 where nobody watched.
+
+        A block counts for its seconds: one that stalls is the longest.
+        """
+        seen = [(block.interference.taken_fraction, block.seconds) for block in self.blocks if block.interference]
+        shares, seconds = zip(*seen, strict=True) if seen else ((0.0,), (1.0,))
+        return fmean(shares, seconds)
 
     @property
     def data_wait_fraction(self) -> float:

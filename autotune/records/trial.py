@@ -123,6 +123,8 @@ class TrialLimits(Record):
     """Longest warm-up, compilation not counted."""
     measure_seconds: Annotated[float, Field(gt=0)] = 12.0
     """Longest wall time of the measured blocks together."""
+    least_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Warm up over so many steps though all has settled before: then two that are compared time the same batches."""
     measure_samples: Annotated[int, Field(gt=0)] | None = None
     """Measure this many samples, however precise; None to stop when precise enough."""
     rival: Rival | None = None

@@ -66,8 +66,8 @@ class SearchPolicy:
         generous_check: times the least that a loss check needs, which it may take likewise.
         least_check: times the same, what it may take in any case: one that is given more only trains for longer.
         least_check_seconds: that it may take in any case.
-        look_share: of the budget, what a look at a leader's gradients may take while the search explores, unless it
-            needs more.
+        look_share: of the budget, what looks at leaders' gradients may take in all while the search explores, unless
+            one needs more.
         spare_rounds: times the rounds that the gain asks for: the search's reading flatters the best of many.
         spare_budget: times the least budget, what is told where the one given is too small.
 
@@ -80,6 +80,8 @@ class SearchPolicy:
         least_noise_degrees: of freedom, from which on that is known.
         second_look: times the pairs planned, both looks together: three times as many prove 0.6 of the gain.
         least_second_look: of the rounds planned; fewer are no second look, they are run at once.
+        spare_time: times the rounds that fit by their price, planned where so many are needed: launches are priced at
+            what they take at most.
         claimed_share: of the log gain of what is proven, to be claimed by more pairs where the time allows it.
         more_pairs_share: of the budget, the most that is kept for these while the search goes on exploring.
         finals_patience: times the seconds that a launch of the finals is expected to take, until it is killed.
@@ -124,7 +126,7 @@ class SearchPolicy:
     sure_launches: int = 3
 
     most_reserve_share: float = 0.5
-    hopeless_reserve: float = 2.0
+    hopeless_reserve: float = 4.0
     short_check_share: float = 0.15
     check_share: float = 0.15
     generous_check: float = 2.0
@@ -142,7 +144,8 @@ class SearchPolicy:
     quiet_noise: float = 0.02
     least_noise_degrees: float = 6.0
     second_look: float = 3.0
-    least_second_look: float = 0.5
+    least_second_look: float = 1.0
+    spare_time: float = 1.5
     claimed_share: float = 0.8
     more_pairs_share: float = 0.2
     finals_patience: float = 4.0

@@ -20,6 +20,7 @@ from autotune.measure.confidence import (
     mean_interval,
     paired_ratio,
     pooled_sd,
+    quiet_sd,
     relative_half_width,
     shrink,
     spread_variance,
@@ -413,3 +414,18 @@ def test_a_doubtful_pilot_is_no_help_to_nothing() -> None:
         values = [generator.gauss(0.0, sd) for _ in range(4)]
         claims += mean_interval(values, confidence_level=0.9, method="", pilot=seen).low > 0.0
     assert claims / 4000 < 0.05
+
+
+def test_an_outlier_is_no_part_of_a_quiet_noise() -> None:
+    groups = [[0.0, 0.05], [0.1, 0.06], [0.2, 0.23], [0.0, 1.35]]
+    sd, degrees = quiet_sd(groups, prior_sd=0.03, prior_degrees=2.0)
+    assert (sd, degrees) == pooled_sd(groups[:3], prior_sd=0.03, prior_degrees=2.0)
+    assert pooled_sd(groups, prior_sd=0.03, prior_degrees=2.0)[0] > 5 * sd
+
+
+@given(st.lists(st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=4), max_size=5))
+def test_a_quiet_noise_is_hardly_more_than_that_of_all(groups: list[list[float]]) -> None:
+    quiet, usual = (of(groups, prior_sd=0.03, prior_degrees=2.0) for of in (quiet_sd, pooled_sd))
+    assert quiet[1] <= usual[1]
+    if quiet[1] == usual[1]:
+        assert quiet[0] == pytest.approx(usual[0])

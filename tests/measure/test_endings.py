@@ -113,9 +113,10 @@ def test_two_blocks_half_as_slow_again_need_no_statistics() -> None:
     assert (measured.ended_by, len(measured.blocks)) == ("racing", 2)
 
 
-def test_fixed_samples_are_not_raced() -> None:
-    measured = Scripted([4 * STEP]).measure(limits=RACE.replace(measure_samples=100))
-    assert (measured.ended_by, measured.samples) == ("samples", 100)
+@pytest.mark.parametrize(("slowdown", "ended_by"), [(4.0, "racing"), (1.0, "samples")])
+def test_fixed_samples_are_raced_as_well(slowdown: float, ended_by: str) -> None:
+    measured = Scripted([slowdown * STEP]).measure(limits=RACE.replace(measure_samples=100))
+    assert measured.ended_by == ended_by
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,12 @@ def test_even_steps_are_timed_exactly() -> None:
     assert script.steps == script.timing.samples // 10 == WARM + 16
 
 
+@pytest.mark.parametrize(("least", "cap", "steps"), [(0, 100.0, WARM), (30, 100.0, 30), (30, 2.5, 21)])
+def test_a_warm_up_may_have_to_be_as_long_as_another(least: int, cap: float, steps: int) -> None:
+    measured = Scripted([STEP]).measure(limits=LIMITS.replace(least_warmup_steps=least, warmup_cap_seconds=cap))
+    assert (measured.warmup_steps, measured.steady) == (steps, True)
+
+
 @pytest.mark.parametrize(("duration", "steps"), [(2.0**-10, 256), (0.0625, 4), (0.1875, 2), (0.25, 1), (0.75, 1)])
 def test_a_block_is_whole_steps_of_a_quarter_second_or_more(duration: float, steps: int) -> None:
     measured = Scripted([duration]).measure()

@@ -46,6 +46,7 @@ from autotune.records import (
     with_knobs,
 )
 from autotune.records.given import GivenError, GivenRecord
+from autotune.records.measurement import Interference
 from autotune.records.profile import MAX_PROFILE_BYTES
 from autotune.records.quality import DriftLimits, Margin
 from autotune.records.reading import MOST_COUNT
@@ -443,3 +444,10 @@ def test_an_enormous_profile_is_refused_unread(tmp_path: Path) -> None:
 def test_settings_of_when_tf32_was_a_switch_are_read(allowed: bool, precision: str) -> None:
     assert TrainConfig.model_validate({"allow_tf32": allowed}).matmul_precision == precision
     assert TrainConfig.model_validate_json(f'{{"allow_tf32": {str(allowed).lower()}}}').matmul_precision == precision
+
+
+def test_a_block_that_stalls_counts_for_its_length_in_what_others_took() -> None:
+    calm, stalled = Interference(foreign_cpu_fraction=0.05), Interference(foreign_cpu_fraction=0.45)
+    blocks = [make_block(seconds=seconds, interference=seen) for seconds, seen in ((0.25, calm), (0.75, stalled))]
+    assert make_measurement(blocks).taken_fraction == pytest.approx(0.35)
+    assert make_measurement([make_block()]).taken_fraction == 0.0

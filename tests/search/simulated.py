@@ -291,7 +291,7 @@ class Machine:
             baseline=BASELINE.replace(user_knobs={name: values[0] for name, values in self.knobs.items()}),
             knobs=self.knobs,
             model=make_model(calls_attention=True, checkpointable_blocks=2, flops_per_sample=1e6),
-            data=make_data(seconds_per_sample=1e-5),
+            data=make_data(seconds_per_sample=1e-5, batch_shapes=1),
             phases=make_phases(0.001, 0.0, 0.01, 0.015, 0.006),
             compute_seconds_per_step=0.031,
             ceilings=make_ceilings({"fp32": 2e11, "bf16": 1e12}),

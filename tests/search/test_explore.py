@@ -132,8 +132,13 @@ def test_a_proof_that_is_due_comes_before_anything_new():
 FASTER = BASELINE.replace(precision="bf16", num_workers=2)
 
 
-def explore_around(effect: float, *, is_due: bool, proof_seconds: float = 0.0) -> list[TrainConfig]:
-    """Return what is launched beside the baseline where one faster config is proposed, a part of which is exact."""
+def explore_around(
+    effect: float, *, is_due: bool = False, proof_seconds: float = 0.0, kept_seconds: float = 0.0
+) -> list[TrainConfig]:
+    """Return what is launched beside the baseline where one faster config is proposed, a part of which is exact.
+
+    What is kept for a proof is so from the moment that it leads.
+    """
     search = open_search(Machine(noise=0.0), budget=400.0)
     study = Placebos([FASTER])
     study.expected = effect
@@ -141,6 +146,7 @@ def explore_around(effect: float, *, is_due: bool, proof_seconds: float = 0.0) -
         search.log,
         search.starter,
         study,
+        kept_seconds=lambda: kept_seconds * (search.log.ranking.find(FASTER) is not None),
         is_proof_due=lambda: is_due and search.log.ranking.find(FASTER) is not None,
         proof_seconds=lambda config: proof_seconds if config.precision == "bf16" else 0.0,
     ).run()
@@ -154,6 +160,8 @@ def test_what_is_exact_in_the_best_is_launched_by_itself_before_its_proof() -> N
     assert explore_around(0.1, is_due=False, proof_seconds=1000.0) == [FASTER, exact]  # there is no time for its own
     assert explore_around(0.1, is_due=False) == [FASTER]
     assert explore_around(0.01, is_due=True) == [FASTER]  # it promises next to nothing
+    assert explore_around(0.1, kept_seconds=385.0) == [FASTER, exact]  # all time is kept to prove the best
+    assert explore_around(0.01, kept_seconds=385.0) == [FASTER]
 
 
 @dataclasses.dataclass
@@ -426,7 +434,7 @@ def test_what_compiles_the_same_code_finds_it_in_the_cache_and_other_code_is_pri
     seen = [make_judged(config, 0.1, compile_seconds=40.0).result]
     same = config.replace(host_allocator="tcmalloc", optimizer_implementation="fused", num_workers=2)
     half = config.replace(precision="bf16")
-    assert predict_compilation(same, facts, group_by_code(seen)) == pytest.approx(10.0)  # a guess
+    assert predict_compilation(same, facts, group_by_code(seen)) == pytest.approx(6.0)  # a guess
     assert predict_compilation(half, facts, group_by_code(seen)) == pytest.approx(40.0)
     for seconds in (3.0, 4.0, 5.0):
         seen.append(make_judged(same, 0.1, compile_seconds=seconds).result)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_factory import make_check, make_gpu, make_measurement, make_result, make_spec
+from record_factory import make_check, make_data, make_gpu, make_measurement, make_result, make_spec
 from simulated import BASELINE, LAUNCH_SECONDS, Machine, Search, make_problem, open_search, run_simulated
 
 from autotune.isolation.runner import KILL_SECONDS
@@ -91,6 +91,26 @@ def test_a_launch_in_turns_keeps_both_timings_and_has_the_time_of_both() -> None
     assert result.reference is not None
     assert result.elapsed_seconds == pytest.approx(2 * LAUNCH_SECONDS)
     assert search.starter.number == 4
+
+
+@pytest.mark.parametrize("shapes", [9, None])
+def test_batches_that_may_differ_are_the_same_ones_on_both_sides(shapes: int | None) -> None:
+    machine = Machine(facts={"data": make_data(batch_shapes=shapes)})
+    search = open_pairs(machine)
+    launch(search, BF16)
+    search.starter.launch_in_turns(BASELINE, BF16, 60.0, ends_with_stage=False, measure_samples=100)
+    explored, proven = machine.specs[-4:-2], machine.specs[-2:]
+    steps = max(one.result.measurement.warmup_steps for one in search.log.judged if one.result.measurement)
+    assert [one.limits.least_warmup_steps for one in proven] == [steps, steps]
+    assert explored[0].limits.measure_samples == explored[1].limits.measure_samples is not None
+
+
+def test_batches_that_are_alike_need_not_be_the_same_ones() -> None:
+    machine = Machine()
+    search = open_pairs(machine)
+    launch(search, BF16)
+    assert {one.limits.least_warmup_steps for one in machine.specs} == {0}
+    assert {one.limits.measure_samples for one in machine.specs} == {None}
 
 
 def test_a_pair_in_turns_is_one_launch_and_not_two() -> None:

@@ -357,6 +357,12 @@ def test_where_the_baseline_has_learned_by_heart_gradients_are_looked_at_before(
     assert [plan.later_steps for _, _, plan in runs.calls[3:] if plan is not None] == [47]
 
 
+def test_a_little_less_learned_is_not_worth_another_look_at_the_baseline(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, losses=lambda step: 2.0 * 0.992**step)  # 0.992^173 is a quarter
+    assert Gate(FACTS, PLANS[0], runs).screen(BASE.replace(precision="bf16"))
+    assert [plan.later_steps for _, _, plan in runs.calls if plan is not None] == [200, 200]
+
+
 def is_noisy(first: float, later: float) -> Callable[[TrainConfig], tuple[float, float]]:
     """Return the noise of gradients in bf16 at the two points, that of 12 windows of the later one left open."""
     return lambda config: (first, later) if is_cast(config) else (0.0, 0.0)

@@ -64,6 +64,9 @@ _REFERENCE_PRICE = 1.5
 _REFERENCE_PRICE_OF_CONVOLUTIONS = 5.0
 """The same of convolutions on a CPU, whose library has none in float64: they took 6 to 9 times as long."""
 
+_MUCH_EARLIER = 0.75
+"""Of the steps before the second point."""
+
 _RISE = 0.01
 """A learning rate that is higher by this in the steps that were looked at is one of a warm-up."""
 
@@ -345,13 +348,17 @@ class Gate:
         return None if closer == plan or not may_tell(still, windows=CLOSER_WINDOWS) else closer
 
     def _come_back_to_learning(self, plan: GradientPlan) -> GradientPlan:
-        """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it."""
+        """Return a plan whose second point is earlier where the baseline has learned its data by heart up to it.
+
+        A little earlier it would have done so as well, and another look at the baseline is not worth that.
+        """
         theirs = self.trials.launch(self.facts.baseline, "fidelity", plan) if plan.later_steps else None
         if theirs is None or not theirs.curves:
             return plan
         earlier = end_while_learning(plan, theirs.curves[0])
-        if earlier != plan:
-            self.plan = self._planned.replace(later_steps=earlier.later_steps)
+        if earlier.later_steps > _MUCH_EARLIER * plan.later_steps:
+            return plan
+        self.plan = self._planned.replace(later_steps=earlier.later_steps)
         return earlier
 
     def _look(

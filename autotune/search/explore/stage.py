@@ -30,6 +30,7 @@ from autotune.search.explore.additive import Prior
 from autotune.search.explore.study import Proposal, SpeedFloor
 from autotune.search.finals.finalist import LEAST_ROUNDS
 from autotune.search.launch.forecast import Forecast
+from autotune.search.launch.prices import CACHED_SHARE
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
 from autotune.search.launch.turns import explores_in_turns, has_run_in_turns, is_blamed_on_turns
@@ -122,18 +123,26 @@ class Tried:
         suspects: values that have made launches fail.
         seconds: left for a launch.
         taken: keys of what other workers run, or have run.
+        compile_seconds: left for a launch that compiles anew.
 
     Attributes:
         too_dear: something was left out for its price alone.
     """
 
     def __init__(
-        self, log: SearchLog, suspects: Suspects, seconds: float = math.inf, taken: Container[str] = frozenset()
+        self,
+        log: SearchLog,
+        suspects: Suspects,
+        seconds: float = math.inf,
+        taken: Container[str] = frozenset(),
+        *,
+        compile_seconds: float = math.inf,
     ) -> None:
         self._keys, self._taken = {one.key for one in log.judged}, taken
         self._log, self._suspects, self._seconds = log, suspects, seconds
         self._forecast = Forecast(log.problem.report, log.problem.limits)
-        self._dear = [value for value in find_dear_values(log, seconds) if value not in suspects.guilty]
+        dear = find_dear_values(log, min(seconds, compile_seconds))
+        self._dear = [value for value in dear if value not in suspects.guilty]
         self.too_dear = bool(self._dear)
 
     @property
@@ -255,11 +264,11 @@ class Explorer:
         again = log.schedule.find_due()
         if again is not None and self._price(again) <= left:
             return self.study.open(again)
+        suspects = log.find_suspects(count_overdue=not self.starter.should_stop(), elsewhere=self.fleet.list_ended())
         if left < log.prices.usual_seconds(log.problem.baseline):
-            return "budget"
-        ended = self.fleet.list_ended()
-        suspects = log.find_suspects(count_overdue=not self.starter.should_stop(), elsewhere=ended)
-        tried = Tried(log, suspects, left, self.fleet.list_taken())
+            fallback = self._find_fallback(suspects)
+            return "budget" if fallback is None else self.study.open(fallback)
+        tried = Tried(log, suspects, left, self.fleet.list_taken(), compile_seconds=self._compile_seconds(left))
         wanted = self._find_own(tried)
         is_due = wanted is None and self.is_proof_due()
         wanted = wanted or self._prepare_proof(tried, left, is_due=is_due)
@@ -324,6 +333,17 @@ class Explorer:
             return None
         return part if self.study.expect(part) > self._policy.worth_another else None
 
+    def _find_fallback(self, suspects: Suspects) -> TrainConfig | None:
+        """Return what is exact in the best, where there is no time any more for anything but to prove it.
+
+        Were the best not shown to learn the same then, there would be nothing to prove.
+        """
+        left = self._fallback_seconds()
+        return self._find_exact_part(Tried(self.log, suspects, left, self.fleet.list_taken()), left)
+
+    def _fallback_seconds(self) -> float:
+        return self.starter.budget.remaining_seconds - LEAST_ROUNDS * self.log.prices.pair_seconds(None)
+
     def _choose(self, tried: Tried) -> Proposal | None:
         """Return something new: what has a reason to wait comes after the first proof, or where nothing else is."""
         unproven, together = self._find_unproven(), tried.together
@@ -353,7 +373,7 @@ class Explorer:
         None where nothing can: what leads then is what a resumed search begins with.
         """
         log = self.log
-        left = self.starter.budget.remaining_seconds - LEAST_ROUNDS * log.prices.pair_seconds(None)
+        left = self._fallback_seconds()
         late = [(name, value) for name, value, alone in self._alone if self.proof_seconds(alone) > left > 0]
         timed = [one.config for one in log.judged if one.score.value is not None] if late else []
         passed = [config for config, checks in log.checks if is_passed(checks)]
@@ -406,7 +426,7 @@ class Explorer:
         config, rival = proposal.config, self.log.schedule.make_rival(proposal.config)
         if not explores_in_turns(self.log, config, self.starter.budget.seconds):
             return self._run_alone(config, full, rival)
-        left = self._seconds_left()
+        left = self._seconds_for(price)
         both = max(full, policy.patience * 2 * self.log.prices.usual_seconds(self.log.problem.baseline))
         beside = self.starter.launch_beside(config, min(left, both), ends_with_stage=left < both, rival=rival)
         if not is_blamed_on_turns(self.log, beside):
@@ -420,7 +440,7 @@ class Explorer:
         return alone
 
     def _run_alone(self, config: TrainConfig, full: float, rival: Rival | None) -> TrialResult:
-        left = self._seconds_left()
+        left = self._seconds_for(self._price(config))
         return self.starter.launch(config, "measure", min(left, full), ends_with_stage=left < full, rival=rival)
 
     def _is_at_bound(self) -> bool:
@@ -435,6 +455,18 @@ class Explorer:
 
     def _seconds_left(self) -> float:
         return self.starter.budget.remaining_seconds - self.kept_seconds()
+
+    def _compile_seconds(self, left: float) -> float:
+        """Return the time for a launch that compiles anew: once something leads, its proof has to fit as well."""
+        leader = self.log.ranking.leader
+        if leader is None or leader.score <= self._policy.worth_another:
+            return left
+        return min(left, self._fallback_seconds() / (1.0 + LEAST_ROUNDS * (1.0 - CACHED_SHARE)))
+
+    def _seconds_for(self, price: float) -> float:
+        """Return the time for a launch of a price: one for which there is none any more is what is fallen back on."""
+        left = self._seconds_left()
+        return left if price <= left else max(left, self._fallback_seconds())
 
     def _price(self, config: TrainConfig) -> float:
         return self.log.prices.launch_seconds(config)

@@ -14,7 +14,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.trial import SAMPLES_PATIENCE
 from autotune.search.finals.claim import CLAIM_RISK, THRESHOLD, Bar, find_claim
 from autotune.search.finals.finalist import LEAST_ROUNDS, MOST_ROUNDS, rounds_needed
-from autotune.search.finals.risk import LEAST_SHARE, RiskPurse
+from autotune.search.finals.risk import LEAST_SHARE, Pair, RiskPurse
 from autotune.search.finals.rounds import FinalsPlan
 from autotune.search.launch.budget import Budget
 from autotune.search.launch.length import find_measured_seconds, list_timings
@@ -26,6 +26,8 @@ from autotune.search.scores.ranking import Ranking
 
 _LEAST_DEGREES = 4
 """Of freedom of the noise, those of the pairs among them."""
+_LEAST_DOUBTFUL = 2.0
+"""Degrees of freedom that are known doubtfully; fewer are worth less than the half of the risk that they take."""
 
 
 def plan_finals(
@@ -47,16 +49,19 @@ def plan_finals(
     """
     purse, first, policy = look or RiskPurse(), candidates[0], log.problem.policy
     left = budget.remaining_seconds
-    round_seconds = price_pair(log, first)
-    most = min(MOST_ROUNDS, int((left if seconds is None else min(left, seconds)) / round_seconds))
-    kept = len(purse.pairs_of(first))
+    pairs = purse.pairs_of(first)
+    kept, round_seconds = len(pairs), price_pair(log, first, pairs)
+    fitting = min(MOST_ROUNDS, int((left if seconds is None else min(left, seconds)) / round_seconds))
     if purse.share_for(first) < LEAST_SHARE:
-        most = 0
+        fitting = 0
     total, noise = _plan_pairs(log, first, purse)
-    rounds = min(most, total - kept)
-    reserve = min(most, math.ceil(policy.second_look * total) - kept) - rounds
+    most = math.ceil(policy.second_look * total) - kept
+    rounds = min(fitting, total - kept)
+    reserve = min(fitting, most) - rounds
     if reserve < policy.least_second_look * rounds:
-        rounds, reserve = rounds + reserve, 0
+        # The clock ends a look: a round that only a price leaves out would be a second one, at a smaller share.
+        spare = policy.spare_time if seconds is None and kept + fitting >= LEAST_ROUNDS else 1.0
+        rounds, reserve = min(MOST_ROUNDS, math.ceil(spare * fitting), most), 0
     return FinalsPlan(
         finalists=list(candidates),
         rounds=rounds,
@@ -83,7 +88,8 @@ def plan_more(log: SearchLog, budget: Budget, winner: TrainConfig, look: RiskPur
     """
     if find_claim(log.problem.objective).saving or look.share_for(winner) < LEAST_SHARE:
         return None
-    kept, round_seconds = len(look.pairs_of(winner)), price_pair(log, winner)
+    pairs = look.pairs_of(winner)
+    kept, round_seconds = len(pairs), price_pair(log, winner, pairs)
     total, noise = _plan_more_pairs(log, winner, look)
     rounds = min(total - kept, int(budget.remaining_seconds / round_seconds))
     if rounds < kept:
@@ -107,7 +113,7 @@ def pairs_to_prove(log: SearchLog, candidate: TrainConfig, look: RiskPurse | Non
     return _plan_pairs(log, candidate, look or RiskPurse())[0]
 
 
-def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
+def price_pair(log: SearchLog, candidate: TrainConfig | None, pairs: Sequence[Pair] = ()) -> float:
     """Return how long a pair of the finals takes, in seconds.
 
     Both measure all of their samples, where launches before ended as soon as they were precise enough.
@@ -115,14 +121,23 @@ def price_pair(log: SearchLog, candidate: TrainConfig | None) -> float:
     Args:
         log: of the search.
         candidate: of the pair, beside the user's settings; None for any that compiles nothing.
+        pairs: that were run of it, which say so.
     """
+    if pairs:
+        return statistics.median(_find_seconds(log, pair) for pair in pairs)
     expected, own = log.prices.pair_seconds(candidate), list_timings(log, log.problem.baseline)
     launched = list_timings(log, candidate) if candidate is not None and own else []
-    pairs = [(measured, one.reference or own[0][1]) for one, measured in launched]
-    samples = count_samples(log, candidate) if pairs else 0
+    both = [(measured, one.reference or own[0][1]) for one, measured in launched]
+    samples = count_samples(log, candidate) if both else 0
     most = SAMPLES_PATIENCE * find_measured_seconds(log)
-    more = [math.fsum(min(samples / side.samples_per_second, most) - side.seconds for side in pair) for pair in pairs]
+    more = [math.fsum(min(samples / side.samples_per_second, most) - side.seconds for side in pair) for pair in both]
     return expected + max(0.0, statistics.median(more) if more else 0.0)
+
+
+def _find_seconds(log: SearchLog, pair: Pair) -> float:
+    """Return how long a pair took: in turns both started at a time."""
+    sides = (pair.candidate.elapsed_seconds, pair.baseline.elapsed_seconds)
+    return max(sides) if _are_in_turns(log, pair.candidate.spec.config or log.problem.baseline) else math.fsum(sides)
 
 
 @dataclass(frozen=True)
@@ -217,7 +232,7 @@ def list_pair_noises(log: SearchLog, candidate: TrainConfig) -> list[PairNoise]:
 
     Pairs in turns differ by less than launches one after the other; by how much less, only they themselves tell. So
     where nothing was timed in turns yet, what is known of launches alone is doubtful: they are judged with it and
-    without it, and planned as the one of the two needs that needs fewer.
+    without it, and planned as the one of the two needs that needs fewer; of few degrees it is not counted.
 
     Args:
         log: of the search.
@@ -227,11 +242,13 @@ def list_pair_noises(log: SearchLog, candidate: TrainConfig) -> list[PairNoise]:
     in_turns = _are_in_turns(log, candidate)
     if in_turns and ranking.is_in_turns:
         return [PairNoise(ranking.noise[0], find_pilot(ranking, policy))]
-    alone = PairNoise(math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True))
-    if not in_turns or not alone.pilot.degrees:
-        return [alone, PairNoise(policy.noise_in_turns * alone.sd)] if in_turns else [alone]
-    doubtful = dataclasses.replace(alone.pilot, is_doubtful=True)
-    return [PairNoise(alone.sd, doubtful), PairNoise(policy.noise_in_turns * alone.sd, doubtful, is_guess=True)]
+    sd, pilot = math.sqrt(2) * ranking.machine_noise[0], find_pilot(ranking, policy, alone=True)
+    if not in_turns:
+        return [PairNoise(sd, pilot)]
+    if pilot.degrees < _LEAST_DOUBTFUL:
+        return [PairNoise(sd), PairNoise(policy.noise_in_turns * sd)]
+    doubtful = dataclasses.replace(pilot, is_doubtful=True)
+    return [PairNoise(sd, doubtful), PairNoise(policy.noise_in_turns * sd, doubtful, is_guess=True)]
 
 
 def _are_in_turns(log: SearchLog, candidate: TrainConfig) -> bool:

@@ -129,7 +129,7 @@ class Prover:
         if needed > policy.most_proof_share * budget.seconds:
             return  # there is not much that could be built on it
         most = self.reserve.check_seconds(config)
-        seconds = min(most, max(needed, policy.look_share * budget.seconds))
+        seconds = min(most, max(needed, policy.look_share * budget.seconds - self.log.gate_seconds))
         if seconds > 0:
             self.loss_check.look_at(config, seconds=seconds, most_seconds=most)
 
@@ -182,6 +182,8 @@ class Prover:
         if plan.kept + plan.rounds < LEAST_ROUNDS or plan.rounds < 1:
             return
         rounds = f"{plan.rounds} to {plan.rounds + plan.reserve}" if plan.reserve else str(plan.rounds)
+        if plan.rounds * plan.round_seconds > self.starter.budget.remaining_seconds:
+            rounds = f"up to {rounds}"
         self.starter.enter("finals", f"{rounds} rounds of 2 fresh processes")
         self._confirm(plan)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Sequence
 
 from autotune.measure.confidence import NO_PILOT
@@ -80,11 +81,13 @@ def make_pair_launch(
         on_apart: told that pairs are not in turns any more.
     """
     policy, launch = log.problem.policy, make_launch(log, starter, samples)
+    took: list[float] = []
 
     def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
         if not (log.takes_turns and fit_together(log, first, second)):
             return _launch_both(launch, first, second)
-        expected = price_pair(log, second if first == log.problem.baseline else first)
+        candidate = second if first == log.problem.baseline else first
+        expected = statistics.median(took) if took else price_pair(log, candidate)
         remaining = starter.budget.remaining_seconds
         if starter.should_stop() or remaining < expected:
             return None
@@ -97,6 +100,7 @@ def make_pair_launch(
         if any(one.status is TrialStatus.INTERRUPTED for one in pair):
             return None
         if all(one.measurement is not None for one in pair):
+            took.append(max(one.elapsed_seconds for one in pair))
             return pair
         both = _launch_both(launch, first, second)
         if both is not None and all(one.measurement is not None for one in both):

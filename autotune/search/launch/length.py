@@ -1,5 +1,8 @@
 """How long a launch measures: longer where its blocks differ so much that more launches would tell less. Pure.
 
+Where batches may differ in what they cost, two that are compared time the same ones: each warms up over as many steps
+as any before, and times as many samples.
+
 variance of a launch's mean    between² + v / t, with v: variance of a block's log pace times its seconds
 its price                      rest + t, with rest: what starting, warming up and ending take
 least variance for its price   t = sqrt(v · rest) / between, and hardly more at half of that
@@ -12,6 +15,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.measure.confidence import pooled_sd
+from autotune.measure.warmup import SLOW_STEP_SECONDS
 from autotune.records.config import TrainConfig
 from autotune.records.measurement import Block, Measurement
 from autotune.records.trial import TrialResult
@@ -46,6 +50,33 @@ def find_measured_seconds(log: SearchLog, beside: TrainConfig | None = None) -> 
     rest = max(0.0, first.elapsed_seconds - measured.seconds)
     wanted = _OF_THE_BEST * math.sqrt(variance * rest) / _BETWEEN_SD
     return max(told, min(wanted, rest, _MOST_TIMES * told))
+
+
+def find_warmup_steps(log: SearchLog, config: TrainConfig) -> int:
+    """Return over how many steps a launch of a config and one beside it of the user's settings warm up at least.
+
+    As many as any of either took to settle, where batches may differ; else 0, each as many as it needs.
+    """
+    if not _may_batches_differ(log):
+        return 0
+    launches = (one.result for one in log.judged if one.config in (config, log.problem.baseline))
+    timings = (timing for one in launches for timing in (one.measurement, one.reference) if timing is not None)
+    return max((one.warmup_steps for one in timings), default=0)
+
+
+def find_compared_samples(log: SearchLog) -> int | None:
+    """Return how many samples a launch in turns with the user's settings times; None where only the time counts.
+
+    Half of what their launches alone timed, where batches may differ: both have the time of one.
+    """
+    own = [one.samples for _, one in list_timings(log, log.problem.baseline)]
+    return math.ceil(statistics.median_high(own) / 2) if own and _may_batches_differ(log) else None
+
+
+def _may_batches_differ(log: SearchLog) -> bool:
+    """Return whether batches may differ in what they cost, and enough of them are timed to have the same ones."""
+    data, measured = log.problem.report.target.data, log.problem.report.measurement
+    return (data.batch_shapes is None or data.has_varying_shapes) and measured.seconds_per_step < SLOW_STEP_SECONDS
 
 
 def list_timings(log: SearchLog, config: TrainConfig) -> list[tuple[TrialResult, Measurement]]:

@@ -13,7 +13,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.objective import Objective
 from autotune.records.trial import GradientPlan, Pace, Rival, TrialLimits, TrialResult, TrialSpec
 from autotune.search.launch.budget import Budget
-from autotune.search.launch.length import find_measured_seconds
+from autotune.search.launch.length import find_compared_samples, find_measured_seconds, find_warmup_steps
 from autotune.search.launch.pace import make_pace
 from autotune.search.launch.turns import memory_beside
 from autotune.search.log import SearchLog
@@ -145,6 +145,7 @@ class TrialStarter:
             measure_samples: time this many, whatever the precision.
         """
         limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
+            least_warmup_steps=find_warmup_steps(self._log, config) if purpose == "final" else 0,
             measure_samples=measure_samples,
             rival=rival,
             pace=self._make_pace(config) if rival else None,
@@ -170,7 +171,10 @@ class TrialStarter:
         """
         if self._context.run_in_turns is None:
             raise ValueError("trials cannot be run in turns here")
-        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(measure_samples=measure_samples)
+        other = second if first == self._log.problem.baseline else first
+        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
+            least_warmup_steps=find_warmup_steps(self._log, other), measure_samples=measure_samples
+        )
         specs = [self._make_spec(config, "final", limits, _TIMED) for config in (first, second)]
         self._context.reporter.trial_started(self._describe_progress(), first)
         ours, theirs = self._context.run_in_turns(*specs)
@@ -193,7 +197,9 @@ class TrialStarter:
         if self._context.run_in_turns is None:
             raise ValueError("trials cannot be run in turns here")
         baseline = self._log.problem.baseline
-        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage)
+        limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
+            least_warmup_steps=find_warmup_steps(self._log, config), measure_samples=find_compared_samples(self._log)
+        )
         pace = self._make_pace(config) if rival else None
         first = self._make_spec(baseline, "reference", limits, _TIMED)
         room = memory_beside(self._log, baseline)

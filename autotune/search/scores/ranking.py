@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from autotune.measure.confidence import pooled_sd, shrink, spread_variance
+from autotune.measure.confidence import pooled_sd, quiet_sd, shrink, spread_variance
 from autotune.measure.student_t import student_t_quantile
 from autotune.records.config import TrainConfig, changed_fields
 from autotune.records.measurement import DISTURBED_SHARE
@@ -175,8 +175,8 @@ class Ranking:
         Of a launch's log throughput; of a pair's log ratio where launches are timed in turns with the baseline.
         """
         if self.is_in_turns:
-            return pooled_sd(self._repeats, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
-        return pooled_sd(
+            return quiet_sd(self._repeats, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+        return quiet_sd(
             [*self.baseline_level.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
         )
 
@@ -191,7 +191,7 @@ class Ranking:
         """Standard deviation of the log throughput of a launch that is alone, and its degrees of freedom."""
         if not self.is_in_turns:
             return self.noise
-        return pooled_sd(self.baseline_level.quiet_pairs(), prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+        return quiet_sd(self.baseline_level.quiet_pairs(), prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
     def score_noise(self) -> tuple[float, float]:
