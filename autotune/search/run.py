@@ -259,8 +259,9 @@ def _search(
     fleet: Alone,
 ) -> Profile:
     def save(profile: Profile) -> None:
-        for path in (place.profile, out):
-            if _is_answer(profile) or not _holds_proof(path, profile):
+        for path, searches_all in ((place.profile, True), (out, not (state.only or state.exclude))):
+            proven = _read_proof(path, profile)
+            if proven is None or _replaces(profile, proven, searches_all=searches_all):
                 profile.save(path)
 
     state = place.read_state().replace(target=target)  # which has the words that no file holds
@@ -288,25 +289,33 @@ def _remove_unfinished(root: Path, out: Path) -> None:
         remove_unfinished(Path(parent))
 
 
-def _is_answer(profile: Profile) -> bool:
-    """Return whether a search has come to something: until then what was proven before stays."""
+def _replaces(profile: Profile, proven: Profile, *, searches_all: bool) -> bool:
+    """Return whether a search has come to something that takes the place of what was proven before.
+
+    That nothing is better says so of what was searched, and by what makes it better.
+
+    Args:
+        profile: of the search.
+        proven: before.
+        searches_all: no knob was left out.
+    """
     is_settled = profile.verdict == "keep" and profile.evidence.stop_reason in ("budget", "exhausted", "bound")
-    return profile.verdict == "improved" or is_settled
+    return profile.verdict == "improved" or (is_settled and searches_all and profile.objective is proven.objective)
 
 
-def _holds_proof(path: Path, profile: Profile) -> bool:
-    """Return whether a file holds a proven answer for the same target on the same machine and versions."""
+def _read_proof(path: Path, profile: Profile) -> Profile | None:
+    """Return the proven answer in a file for the same target on the same machine and versions; None without one."""
     try:
         before = Profile.load(path)
     except AutotuneError:
-        return False
+        return None
     target = before.target.replace(launched_processes=profile.target.launched_processes)  # older files have it not
     same = (target, before.hardware.fingerprint, before.software.fingerprint) == (
         profile.target,
         profile.hardware.fingerprint,
         profile.software.fingerprint,
     )
-    return same and before.verdict == "improved"
+    return before if same and before.verdict == "improved" else None
 
 
 def describe_search(target: Target, options: SearchOptions) -> SearchState:

@@ -9,7 +9,7 @@ from autotune.machine.hardware import read_software
 from autotune.records import Profile
 from autotune.records.objective import Objective
 from autotune.records.trial import DEVICE_VARIABLE
-from autotune.search.run import SearchOptions, _holds_proof, _is_answer, run_search
+from autotune.search.run import SearchOptions, _read_proof, _replaces, run_search
 from autotune.search.store.folder import find_search_folder
 from autotune.targets.source.fingerprint import fingerprint_workload
 
@@ -20,24 +20,27 @@ def test_a_proven_answer_is_known_as_such(tmp_path):
     improved = run_simulated(Machine(), tmp_path).profile
     improved.save(tmp_path / "best.json")
     begun = improved.replace(verdict="keep", config=improved.baseline_config)
-    assert _holds_proof(tmp_path / "best.json", begun)
+    assert _read_proof(tmp_path / "best.json", begun) == improved
     other = begun.replace(target=begun.target.replace(fingerprint="ba9876543210"))
-    assert not _holds_proof(tmp_path / "best.json", other)
+    assert not _read_proof(tmp_path / "best.json", other)
     begun.save(tmp_path / "best.json")
-    assert not _holds_proof(tmp_path / "best.json", begun)
-    assert not _holds_proof(tmp_path / "missing.json", begun)
+    assert not _read_proof(tmp_path / "best.json", begun)
+    assert not _read_proof(tmp_path / "missing.json", begun)
 
 
 def test_what_was_proven_before_stays_until_a_search_has_come_to_something(tmp_path):
     found = run_simulated(Machine(), tmp_path)
     assert found.profile.verdict == "improved"
-    assert _is_answer(found.profile)
+    proven = found.profile
+    assert _replaces(proven, proven, searches_all=False)
     unproven = [one for one in found.saved if one.verdict != "improved"]
     assert unproven  # before the proof, and while it was under way
-    assert not [one for one in unproven if _is_answer(one)]
+    assert not [one for one in unproven if _replaces(one, proven, searches_all=True)]
     done = found.profile.evidence.replace(stop_reason="budget")
     ended = [found.profile.replace(verdict=one, evidence=done) for one in ("keep", "inconclusive", "not-tested")]
-    assert [_is_answer(one) for one in ended] == [True, False, False]
+    assert [_replaces(one, proven, searches_all=True) for one in ended] == [True, False, False]
+    assert not _replaces(ended[0], proven, searches_all=False)
+    assert not _replaces(ended[0], proven.replace(objective=Objective.TIME_TO_FINISH), searches_all=True)
 
 
 @pytest.mark.parametrize(
