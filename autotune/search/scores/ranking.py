@@ -176,7 +176,7 @@ class Ranking:
         """
         if self.is_in_turns:
             return quiet_sd(self._repeats, prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
-        return quiet_sd(
+        return pooled_sd(
             [*self.baseline_level.quiet_pairs(), *self._repeats], prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES
         )
 
@@ -191,7 +191,7 @@ class Ranking:
         """Standard deviation of the log throughput of a launch that is alone, and its degrees of freedom."""
         if not self.is_in_turns:
             return self.noise
-        return quiet_sd(self.baseline_level.quiet_pairs(), prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
+        return pooled_sd(self.baseline_level.quiet_pairs(), prior_sd=PRIOR_SD, prior_degrees=PRIOR_DEGREES)
 
     @cached_property
     def score_noise(self) -> tuple[float, float]:
