@@ -26,7 +26,7 @@ from autotune.search.scores.ranking import Ranking
 
 _LEAST_DEGREES = 4
 """Of freedom of the noise, those of the pairs among them."""
-_LEAST_DOUBTFUL = 2.0
+_LEAST_DOUBTFUL = 1.5
 """Degrees of freedom that are known doubtfully; fewer are worth less than the half of the risk that they take."""
 
 
