@@ -106,6 +106,9 @@ class RunLoop:
         with deferred_worker_deaths() as defer_deaths:
             try:
                 return self._run(defer_deaths)
+            except RuntimeError:  # a device tells of what went wrong where it is waited for next: at a check, in a save
+                with blame_target(f"{self.loaded.label}: after step {self.progress.step}"):
+                    raise
             finally:
                 self._lines.close()
 
