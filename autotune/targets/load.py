@@ -33,6 +33,23 @@ _seen: dict[str, tuple[ModuleSpec, bytes]] = {}
 """Of the targets' modules, by name: which import of it was seen last, and the digest of its file then."""
 
 
+_being_imported: list[str] = []
+"""Where the target's module is, while it is executed."""
+
+
+def refuse_call_of_target() -> None:
+    """Refuse what the target's own module calls while it is imported: it would begin in each process once more.
+
+    Raises:
+        UsageError: a target's module is being executed.
+    """
+    if _being_imported:
+        raise UsageError(
+            f"{_being_imported[-1]} calls autotune while it is imported as the target",
+            hint="put the call under `if __name__ == '__main__':`",
+        )
+
+
 def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
     """Import a workload and check that it has what a training needs.
 
@@ -47,9 +64,11 @@ def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
     location, attribute = split_spec(spec)
     files = find_files(spec, folder=folder)
     fingerprint = fingerprint_files(files) if files else None  # before its code can change anything
+    _being_imported.append(location)
     try:
         module = _import_module(location, folder=folder)
     finally:
+        _being_imported.pop()
         _require_unchanged(files.values())  # also where an import fails: of an old module it may
     found = _get_attribute(module, attribute, spec=spec)
     if isinstance(found, type):

@@ -19,6 +19,7 @@ from autotune.records import DriftLimits, Margin
 from autotune.records.script import Script
 from autotune.search import run as stage
 from autotune.search.run import SearchOptions
+from autotune.targets.load import load_workload
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.train import run as train_stage
 from autotune.train.options import TrainingOptions
@@ -207,6 +208,15 @@ def test_a_training_begins_with_a_profile_or_its_path(monkeypatch: pytest.Monkey
         Path("best.json"), tmp_path / "best.json", profile, None, None,
     ]  # fmt: skip
     assert asked[-1][0].epochs == 3
+
+
+@pytest.mark.parametrize("call", ["run_training(None, workload)", "run_search(workload)", "run_probe(workload)"])
+def test_a_file_that_calls_us_where_it_is_imported_is_refused(tmp_path: Path, call: str) -> None:
+    (tmp_path / "calls_at_its_top.py").write_text(f"import autotune\nworkload = object()\nautotune.{call}\n")
+    with pytest.raises(UsageError, match="calls autotune while it is imported as the target") as caught:
+        load_workload("calls_at_its_top.py:workload", folder=tmp_path)
+    assert "if __name__ == '__main__'" in caught.value.hint
+    assert name_target("train.py:workload", tmp_path) == "train.py:workload"
 
 
 def test_a_list_of_words_is_a_scripts_command(tmp_path: Path) -> None:
