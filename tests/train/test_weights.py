@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from noisy_workload import Noisy
 from torch import nn
 from train_world import Workplace
 
+from autotune.engine.loop import Training
+from autotune.train.loop import session
 from autotune.train.runs.weights import write_weights
 
 
@@ -40,6 +43,32 @@ def test_a_finished_training_leaves_its_best_weights(workplace: Workplace) -> No
     assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
     assert not [*(workplace.folder / "run").glob(".tmp-*")]
     assert not workplace.said
+
+
+def test_weights_are_read_where_they_lie_when_the_training_is_gone(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings: list[weakref.ref[Training]] = []
+    seen: list[tuple[bool, bool]] = []
+    load = torch.load
+
+    def build(*parts: Any, **more: Any) -> Training:
+        training = Training(*parts, **more)
+        training.itself = training  # type: ignore[attr-defined]
+        trainings.append(weakref.ref(training))
+        return training
+
+    def spy(file: Any, **options: Any) -> Any:
+        if isinstance(file, Path):
+            seen.append((options["mmap"], trainings[-1]() is not None))
+        return load(file, **options)
+
+    monkeypatch.setattr(session, "Training", build)
+    monkeypatch.setattr(torch, "load", spy)
+    workplace.save_profile()
+    workplace.train(epochs=1, out="run")
+    workplace.train(epochs=2, out="run", resume=True)
+    assert seen == [(True, False), (False, True), (True, False)]
 
 
 def test_a_stopped_training_leaves_none(workplace: Workplace) -> None:

@@ -259,7 +259,10 @@ def read_verified(path: Path, training: Training | None = None) -> dict[str, Any
     if damage is not None:
         raise CheckpointError(f"{path.name} {damage}")
     try:
-        state: dict[str, Any] = torch.load(path / _STATE_FILE, map_location="cpu", weights_only=True)
+        # What nobody trains with is read where it lies: the weights alone, that is, out of a file that holds more.
+        state: dict[str, Any] = torch.load(
+            path / _STATE_FILE, map_location="cpu", weights_only=True, mmap=training is None
+        )
     except Exception as error:  # torch raises many types for a file it refuses to unpickle
         raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
     named = read_step(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -47,6 +48,7 @@ def write_weights(checkpoint: Path, folder: Path, warn: Callable[[str], None]) -
     from safetensors.torch import save_model
 
     final = folder / WEIGHTS_FILE
+    gc.collect()  # the training that is over: a model and what its hooks refer to hold each other
     try:
         weights = _choose_weights(read_verified(checkpoint))
         scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
