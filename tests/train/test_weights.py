@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from train_world import Workplace
 
 from autotune.engine.loop import Training
+from autotune.targets import load
 from autotune.train.loop import session
 from autotune.train.runs.weights import write_weights
 
@@ -117,6 +119,17 @@ def test_an_average_is_what_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     file, _ = write(tmp_path, monkeypatch, model={"weight": torch.zeros(2)}, averaged=averaged)
     assert file is not None
     assert {name: value.tolist() for name, value in load_file(file).items()} == {"weight": [1.0, 1.0]}
+
+
+def test_names_are_those_of_the_users_own_module(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import load_file
+
+    module = sys.modules["noisy_workload"]
+    monkeypatch.setattr(module.Noisy, "weights_prefix", "0.", raising=False)
+    monkeypatch.setattr(load, "_import_module", lambda *_asked, **_named: module)
+    workplace.save_profile()
+    summary = workplace.train(steps=1, out="run")
+    assert sorted(load_file(summary.weights)) == ["3.bias", "3.weight", "bias", "weight"]
 
 
 def test_what_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
