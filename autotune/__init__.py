@@ -77,6 +77,9 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    if name.startswith("run_"):
+        # Before what it needs is imported: some of that is not there elsewhere.
+        importlib.import_module("autotune.errors").require_linux()
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -11,11 +11,22 @@ def main() -> None:
     """Run the command line."""
     _open_missing()
     try:
+        _require_linux()
         from autotune.cli import app
 
         app()
     finally:
         _settle_streams()
+
+
+def _require_linux() -> None:
+    from autotune.errors import MachineError, require_linux
+
+    try:
+        require_linux()
+    except MachineError as error:
+        sys.stderr.write(f"error: {error.message}\n  {error.hint}\n")
+        sys.exit(error.exit_code)
 
 
 def _open_missing() -> None:

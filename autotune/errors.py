@@ -15,6 +15,8 @@ A stop by signal N exits with 128 + N.
 
 from __future__ import annotations
 
+import sys
+
 
 class AutotuneError(Exception):
     """An error with one plain sentence for the user and a hint about what to do next.
@@ -79,3 +81,16 @@ class CheckpointError(AutotuneError):
     """No checkpoint can be used."""
 
     exit_code = 9
+
+
+def require_linux() -> None:
+    """Refuse any other system: processes, memory and files are asked of Linux.
+
+    Raises:
+        MachineError: this is another.
+    """
+    if sys.platform != "linux":
+        raise MachineError(
+            f"this system is {sys.platform}, and autotune runs on Linux alone",
+            hint="run it in a Linux container or virtual machine (on Windows WSL 2)",
+        )

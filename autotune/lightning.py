@@ -176,7 +176,10 @@ class LightningWorkload:
         shuffle: its samples are drawn anew in each epoch.
         drop_last: as its loader has it.
         collate: as its loader has it.
+        weights_prefix: before the module's own names of its weights, in those of `TrainingStep`.
     """
+
+    weights_prefix = "module."
 
     def __init__(
         self, module: Any, datamodule: Any, gradient_clip_norm: float | None, settings: Mapping[str, Any]

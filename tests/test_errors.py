@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 
 import pytest
 
+import autotune
 from autotune import errors
-from autotune.errors import AutotuneError
+from autotune.__main__ import main
+from autotune.errors import AutotuneError, MachineError
 
 EXIT_CODES = {
     "AutotuneError": 1,
@@ -43,3 +46,16 @@ def test_every_error_carries_a_sentence_and_a_hint(name: str) -> None:
     assert (str(error), error.message, error.hint) == ("num_workers is 99", "num_workers is 99", "use at most 8")
     assert CLASSES[name]("alone").hint == ""
     assert CLASSES[name].__doc__
+
+
+def test_another_system_than_linux_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(MachineError, match="this system is darwin, and autotune runs on Linux alone"):
+        _ = autotune.run_search
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 5
+    assert capsys.readouterr().err.splitlines()[0] == "error: this system is darwin, and autotune runs on Linux alone"
+    assert "AutotuneError" in dir(autotune)

@@ -12,6 +12,7 @@ from autotune.arguments import shorten
 from autotune.errors import UsageError
 from autotune.records.profile import WORKLOAD_PLACE
 from autotune.records.script import Script
+from autotune.targets.load import refuse_call_of_target
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.targets.script import read_script
 from autotune.targets.workload import DOCS_PART, REQUIRED
@@ -29,8 +30,9 @@ def name_target(target: object, folder: Path) -> str | Script | None:
         folder: the working folder.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is none of these, or the target's own module asks while it is imported.
     """
+    refuse_call_of_target()
     if target is None or isinstance(target, Script):
         return target
     if isinstance(target, str | os.PathLike):

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +42,10 @@ def run_training(
         folder: working folder; None for the current one.
         callbacks: who is told, and who may stop it. Of a script only `warn`, `say` and `should_stop` are called.
 
+    A first Ctrl-C, or a notebook's stop, ends a workload's training at the next step with a checkpoint.
+
     Raises:
+        KeyboardInterrupt: it came; what was trained is saved, unless a second one did not wait for it.
         ProfileError: the profile is not valid, was measured on another target, or a resumed run was started otherwise.
         UsageError: the target or an option cannot be used as given.
         TargetError: the training fails, and no safe step down is left.
@@ -55,7 +63,34 @@ def run_training(
     from autotune.train import run as stage
 
     assert named is None or isinstance(named, str)
-    return stage.run_training(asked, named, folder=work, callbacks=callbacks)
+    with _heeding_interrupts(callbacks or TrainingCallbacks()) as told:
+        return stage.run_training(asked, named, folder=work, callbacks=told)
+
+
+@contextmanager
+def _heeding_interrupts(callbacks: TrainingCallbacks) -> Iterator[TrainingCallbacks]:
+    """Yield callbacks by which a first Ctrl-C stops a training too, on the main thread; it is raised when that is over.
+
+    Raises:
+        KeyboardInterrupt: it came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield callbacks
+        return
+    from autotune.cli.stopping import stop_on_signals
+    from autotune.train.report import StopNow
+
+    @contextmanager
+    def interruptible(seconds: float | None) -> Iterator[None]:
+        with flag.raising(StopNow), callbacks.interruptible(seconds):
+            yield
+
+    with stop_on_signals(signals=(signal.SIGINT,)) as flag:
+        try:
+            yield replace(callbacks, should_stop=lambda: flag() or callbacks.should_stop(), interruptible=interruptible)
+        finally:
+            if flag.signal_number is not None:
+                raise KeyboardInterrupt
 
 
 def _read_options(given: object, folder: Path) -> TrainingOptions:

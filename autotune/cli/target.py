@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 COMMAND_FOLLOWS = "--"
+_BEGINS_COMMAND = re.compile(r".*\.py|(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed)")
 TARGET_HELP = (
     "A script's command after --, or a workload: file.py:attr, package.module:attr. Default: that of [tool.autotune] "
     "in pyproject.toml, else the built-in demo (demo)."
@@ -121,6 +123,17 @@ class TargetCommand(Command):
             where = args.index(COMMAND_FOLLOWS)
             args = [*args[:where], COMMAND_FOLLOWS, *args[where:]]
         return super().parse_args(ctx, args)
+
+    def mend(self, error: Any, ctx: Any, args: list[str]) -> None:
+        """Have an error about an option that a script's command has say where such a command is written."""
+        super().mend(error, ctx, args)
+        option = getattr(error, "option_name", None)
+        typed = takewhile(lambda word: option is not None and not word.startswith(option), args)
+        command = [*dropwhile(lambda word: not _BEGINS_COMMAND.fullmatch(word), typed)]
+        if command and COMMAND_FOLLOWS not in args:
+            words = shlex.join(["python"] * command[0].endswith(".py") + command)
+            error.message += f"; a script's own go after --: {ctx.command_path} -- {words} {option} ..."
+            error.possibilities = None
 
 
 def read_target(

@@ -23,7 +23,7 @@ from autotune.cli.view.terminal import (
     say,
     warn,
 )
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.loggers import LoggerName, read_loggers
 from autotune.scratch import sweep_scratch
 from autotune.train.recovery.child import AGAIN_STATUS, tie_to_parent
@@ -237,6 +237,8 @@ def train(
         options = options.classify_presets(Path.cwd())
         require_settings(options, is_shared=(nnodes or 1) > 1)
         resolved = resolve_training_target(chosen, Path.cwd())
+        if not is_watched:
+            mention_answer(options, resolved.target)
         if resolved.target.script is not None:
             announce_resolved(resolved, Path.cwd(), command="train")
             if nproc_per_node is not None:
@@ -283,6 +285,20 @@ def take_part(
 
     with leading(place):
         train_workload(options, target, log=log, as_json=as_json, verbose=verbose, place=place)
+
+
+def mention_answer(options: TrainingOptions, target: TargetRecord) -> None:
+    """Say that a search's answer for the target is here, where the training is to be with the target's own settings."""
+    from autotune.records.profile import Profile
+
+    if options.resume or options.profile is not None or options.preset is not None:
+        return
+    try:
+        answer = Profile.load(Path.cwd() / "best.json")
+    except AutotuneError:
+        return
+    if answer.verdict == "improved" and answer.target.label == target.spec:
+        say("your own settings are used: best.json has faster ones for this target, --profile best.json takes them")
 
 
 def require_settings(options: TrainingOptions, *, is_shared: bool = False) -> None:

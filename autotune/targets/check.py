@@ -17,6 +17,7 @@ from autotune.format import with_article
 from autotune.records.reading import read_bytes
 from autotune.records.trial import Target
 from autotune.targets.launch.command import find_launch
+from autotune.targets.launch.refused import refuse_notebook
 from autotune.targets.script import own_values, render_command
 from autotune.targets.source.location import Location, locate, split_spec
 from autotune.targets.source.names import SourceNames, parse_source, read_names
@@ -41,6 +42,7 @@ def check_target(target: Target, *, command: str = "search") -> None:
     if target.script is not None:
         find_launch(render_command(target.script, own_values(target.script)), folder=folder)
         return
+    refuse_notebook(target.spec.partition(":")[0])
     if ":" not in target.spec:
         raise _explain_no_name(target.spec, folder, command)
     location, attribute = split_spec(target.spec)

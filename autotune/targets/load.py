@@ -12,13 +12,15 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from autotune.errors import AutotuneError, TargetError, UsageError
 from autotune.targets.source import by_path
-from autotune.targets.source.fingerprint import fingerprint_workload, mark_modules
+from autotune.targets.source.fingerprint import find_files, fingerprint_files, mark_modules
 from autotune.targets.source.location import split_spec
 from autotune.targets.workload import REQUIRED, LoadedWorkload, check_workload
 
@@ -26,6 +28,26 @@ _MOST_SHOWN = 8
 
 _loaded: set[str] = set()
 """Names of the files' modules that were loaded under their own name."""
+
+_seen: dict[str, tuple[ModuleSpec, bytes]] = {}
+"""Of the targets' modules, by name: which import of it was seen last, and the digest of its file then."""
+
+
+_being_imported: list[str] = []
+"""Where the target's module is, while it is executed."""
+
+
+def refuse_call_of_target() -> None:
+    """Refuse what the target's own module calls while it is imported: it would begin in each process once more.
+
+    Raises:
+        UsageError: a target's module is being executed.
+    """
+    if _being_imported:
+        raise UsageError(
+            f"{_being_imported[-1]} calls autotune while it is imported as the target",
+            hint="put the call under `if __name__ == '__main__':`",
+        )
 
 
 def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
@@ -40,8 +62,14 @@ def load_workload(spec: str, *, folder: Path) -> LoadedWorkload:
         TargetError: importing it fails, or the object is not a workload; says exactly what is missing.
     """
     location, attribute = split_spec(spec)
-    fingerprint = fingerprint_workload(spec, folder=folder)  # before its code can change anything
-    module = _import_module(location, folder=folder)
+    files = find_files(spec, folder=folder)
+    fingerprint = fingerprint_files(files) if files else None  # before its code can change anything
+    _being_imported.append(location)
+    try:
+        module = _import_module(location, folder=folder)
+    finally:
+        _being_imported.pop()
+        _require_unchanged(files.values())  # also where an import fails: of an old module it may
     found = _get_attribute(module, attribute, spec=spec)
     if isinstance(found, type):
         raise TargetError(
@@ -93,6 +121,30 @@ def _import_file(path: Path, *, folder: Path, shown: str) -> ModuleType:
             f"importing {shown} failed: {type(reason).__name__}: {reason}", hint="run it with python first"
         ) from reason
     return module
+
+
+def _require_unchanged(files: Iterable[Path]) -> None:
+    """Make sure that what is imported of a target is what its files hold: a process imports a module once.
+
+    Raises:
+        UsageError: a file was changed since.
+    """
+    paths = {os.path.realpath(file) for file in files}
+    names = {os.path.basename(path) for path in paths}
+    for name, module in [*sys.modules.items()]:
+        found, imported = (getattr(module, "__dict__", {}).get(key) for key in ("__file__", "__spec__"))
+        if imported is None or not isinstance(found, str) or os.path.basename(found) not in names:
+            continue
+        if os.path.realpath(found) not in paths:
+            continue
+        digest = hashlib.sha256(Path(found).read_bytes()).digest()
+        before, held = _seen.get(name, (None, b""))
+        if before is imported and held != digest:
+            raise UsageError(
+                f"{found} was changed since this process imported it",
+                hint="restart the program, or the notebook's kernel",
+            )
+        _seen[name] = imported, digest
 
 
 def _choose_name(path: Path) -> str:

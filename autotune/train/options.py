@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -109,6 +110,10 @@ def _ignore(_told: Any) -> None:
     """Tell nobody."""
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
+
+
 def _ignore_both(_told: Any, _more: Any) -> None:
     """Tell nobody."""
 
@@ -120,7 +125,7 @@ class TrainingCallbacks:
     Attributes:
         should_stop: polled at each step; True ends the training with a checkpoint.
         report: called at log lines, not more often than a few times a second.
-        warn: told what the user should know, one sentence at a time.
+        warn: told what the user should know, one sentence at a time; `warnings.warn` where nobody is.
         say: told what goes on, one line at a time.
         log: called with each line of metrics.jsonl: the seam for TensorBoard, Weights & Biases and the like.
         step_down: called with each safe step down.
@@ -133,7 +138,7 @@ class TrainingCallbacks:
 
     should_stop: Callable[[], bool] = lambda: False
     report: Callable[[Report], None] = _ignore
-    warn: Callable[[str], None] = _ignore
+    warn: Callable[[str], None] = _warn
     say: Callable[[str], None] = _ignore
     log: Callable[[Mapping[str, Any]], None] = _ignore
     step_down: Callable[[StepDown], None] = _ignore

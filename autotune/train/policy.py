@@ -21,6 +21,7 @@ class TrainPolicy:
         echo_seconds: a signal to the whole process group reaches the training as soon as its parent; after this it was
             the parent's alone. Long enough for a machine that swaps: sent on too early it would be the second Ctrl-C.
         log_steps: between two lines of metrics.jsonl; the device is waited for once in so many.
+        show_seconds: without a line, after which one is written that is between two checks.
         report_seconds: shortest time between two reports; a terminal is not read faster.
         pace_smoothing: weight of the newest pace in the mean that the time left is told from, 0 to 1.
         stop_seconds: a loader's workers hear a signal to the process group this much ahead of the training.
@@ -61,6 +62,7 @@ class TrainPolicy:
     echo_seconds: float = 1.0
 
     log_steps: int = 10
+    show_seconds: float = 10.0
     report_seconds: float = 0.25
     pace_smoothing: float = 0.1
     stop_seconds: float = 0.2

@@ -167,7 +167,9 @@ def _start(request: RunRequest, path: Path, plan: RunPlan, began: float) -> _End
     weights = None
     if ending == "finished":
         best = session.meters.best
-        weights = write_weights(Path(best.checkpoint if best else session.last_checkpoint), path, callbacks.warn)
+        source = Path(best.checkpoint if best else session.last_checkpoint)
+        prefix = getattr(request.loaded.workload, "weights_prefix", "")
+        weights = write_weights(source, path, callbacks.warn, prefix=prefix)
     return _End(session, ending, weights)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from autotune.records import DriftLimits, Margin
 from autotune.records.script import Script
 from autotune.search import run as stage
 from autotune.search.run import SearchOptions
+from autotune.targets.load import load_workload
 from autotune.targets.resolve import DEMO_TARGET
 from autotune.train import run as train_stage
-from autotune.train.options import TrainingOptions
+from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.report import StopNow
 
 
 @pytest.fixture
@@ -207,6 +210,44 @@ def test_a_training_begins_with_a_profile_or_its_path(monkeypatch: pytest.Monkey
         Path("best.json"), tmp_path / "best.json", profile, None, None,
     ]  # fmt: skip
     assert asked[-1][0].epochs == 3
+
+
+def test_a_first_interrupt_ends_a_training_at_a_step_and_is_raised_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("workload = make()\n")
+    over: list[bool] = []
+
+    def train(_options: Any, _target: Any, *, callbacks: TrainingCallbacks, **_others: Any) -> None:
+        assert not callbacks.should_stop()
+        signal.raise_signal(signal.SIGINT)
+        over.append(callbacks.should_stop())
+        with pytest.raises(StopNow), callbacks.interruptible(None):
+            over.append(False)
+
+    monkeypatch.setattr(train_stage, "run_training", train)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            autotune.run_training(None, "train.py:workload", folder=tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert over == [True]
+
+
+def test_warnings_of_a_training_are_pythons_where_nobody_is_told() -> None:
+    with pytest.warns(UserWarning, match="the run has no checkpoint"):
+        TrainingCallbacks().warn("the run has no checkpoint to go on from")
+
+
+@pytest.mark.parametrize("call", ["run_training(None, workload)", "run_search(workload)", "run_probe(workload)"])
+def test_a_file_that_calls_us_where_it_is_imported_is_refused(tmp_path: Path, call: str) -> None:
+    (tmp_path / "calls_at_its_top.py").write_text(f"import autotune\nworkload = object()\nautotune.{call}\n")
+    with pytest.raises(UsageError, match="calls autotune while it is imported as the target") as caught:
+        load_workload("calls_at_its_top.py:workload", folder=tmp_path)
+    assert "if __name__ == '__main__'" in caught.value.hint
+    assert name_target("train.py:workload", tmp_path) == "train.py:workload"
 
 
 def test_a_list_of_words_is_a_scripts_command(tmp_path: Path) -> None:

@@ -75,3 +75,12 @@ def test_what_is_mistyped_is_told_in_words_otherwise() -> None:
     assert done.stdout == ""
     assert "No such option: --budgt" in done.stderr
     assert "--budget" in done.stderr  # the one that was meant
+
+
+@pytest.mark.parametrize("script", [["train.py"], ["python", "train.py"]])
+@pytest.mark.parametrize("command", ["search", "probe"])
+def test_an_option_of_a_script_is_told_where_it_is_written(command: str, script: list[str]) -> None:
+    done = CliRunner().invoke(app, [command, "--json", *script, "--lr", "3"])
+    message = json.loads(done.stdout)["error"]["message"]
+    assert message.startswith("No such option: --lr; a script's own go after --: ")
+    assert message.endswith(f" {command} -- python train.py --lr ...")

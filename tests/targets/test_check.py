@@ -115,6 +115,8 @@ WRONG = {
     "mod.py:DEPHT": ("mod.py has no 'DEPHT'", "did you mean 'DEPTH'? workloads in it: workload"),
     "package.inner:wrokload": ("package.inner has no 'wrokload'", "did you mean 'workload'?"),
     "train.py:zzz": ("train.py has no 'zzz'", "no object in it has a workload's methods"),
+    "train.ipynb": ("'train.ipynb' is a notebook", "jupyter nbconvert --to script train.ipynb"),
+    "train.ipynb:w": ("'train.ipynb' is a notebook", "jupyter nbconvert --to script train.ipynb"),
     ":": ("target ':' is not LOCATION:ATTRIBUTE", ""),
 }
 

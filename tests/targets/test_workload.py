@@ -194,6 +194,24 @@ def test_a_file_can_be_imported_by_its_neighbours_while_it_is_loaded(folder: Pat
     assert sys.modules["looks_back"].value == 3
 
 
+@pytest.mark.parametrize("spec", ["with_a_neighbour.py:workload", "with_a_neighbour:workload"])
+def test_a_module_that_was_changed_after_it_was_imported_is_not_trained(tmp_path: Path, spec: str) -> None:
+    neighbour, file = tmp_path / "changed_later.py", tmp_path / "with_a_neighbour.py"
+    neighbour.write_text("value = 1")
+    file.write_text("import changed_later\n" + COMPLETE)
+    load_workload(spec, folder=tmp_path)
+    assert load_workload(spec, folder=tmp_path).label == spec
+    neighbour.write_text("value = 2\nother = 3")
+    file.write_text("from changed_later import other\n" + COMPLETE)  # which the old module does not have
+    with pytest.raises(UsageError, match="was changed since this process imported it") as caught:
+        load_workload(spec, folder=tmp_path)
+    assert "restart the program" in caught.value.hint
+    for name in ("changed_later", "with_a_neighbour"):
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    assert load_workload(spec, folder=tmp_path).label == spec
+
+
 def test_a_missing_file_is_named_with_the_folder_searched(tmp_path: Path) -> None:
     error = refusal("absent.py:workload", tmp_path, UsageError)
     assert "'absent.py'" in error.message

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from emit_records import BASELINE, TUNED, make_profile
 
+from autotune.cli.train import mention_answer
 from autotune.errors import ProfileError, UsageError
 from autotune.records.profile import Candidate, Profile
+from autotune.records.trial import Target
 from autotune.train.options import TrainingOptions
 from autotune.train.settings.candidate import load_profile
 
@@ -59,3 +61,19 @@ def test_it_needs_a_profile(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a preset has no candidate"):
         load_profile(TrainingOptions(preset="balanced", use_candidate=True), tmp_path, lambda _told: None)
     assert load_profile(TrainingOptions(), tmp_path, lambda _told: None) is None
+
+
+def test_an_answer_that_is_not_used_is_mentioned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = make_profile()
+    target = Target(spec=answer.target.label, folder=str(tmp_path))
+    mention_answer(TrainingOptions(), target)
+    answer.save(tmp_path / "best.json")
+    mention_answer(TrainingOptions(profile=Path("best.json")), target)
+    mention_answer(TrainingOptions(), target.replace(spec="other.py:workload"))
+    assert capsys.readouterr().err == ""
+    mention_answer(TrainingOptions(), target)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith("best.json has faster ones for this target, --profile best.json takes them")

@@ -669,6 +669,29 @@ def test_another_model_is_refused_and_the_difference_named(tmp_path: Path, workl
     assert path.is_dir()
 
 
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        ("autotune.train.loop.checkpoint.restore_state", torch.OutOfMemoryError("CUDA out of memory")),
+        ("torch.load", MemoryError()),
+    ],
+    ids=["device", "host"],
+)
+def test_a_checkpoint_that_there_is_no_memory_for_is_neither_damaged_nor_another_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
+) -> None:
+    def run_out(*_given: object, **_named: object) -> None:
+        raise error
+
+    paths = [save(tmp_path, 10), save(tmp_path, 20)]
+    training = make_training()
+    monkeypatch.setattr(part, run_out)
+    with pytest.raises(TargetError, match=type(error).__name__) as caught:
+        load_checkpoint(tmp_path, training)
+    assert caught.value.__cause__ is error
+    assert sorted(tmp_path.iterdir()) == paths
+
+
 def test_a_schedule_the_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     save(tmp_path, 10, make_training(Unscheduled()))
     with pytest.raises(CheckpointError, match="lacks the state of: scheduler"):

@@ -122,6 +122,20 @@ def test_epochs_that_are_too_short_for_a_checkpoint_each_have_fewer_and_end_the_
     assert_each_step_once(workplace.folder / "pieced")
 
 
+def test_slow_steps_are_shown_and_saved_before_the_tenth(workplace: Workplace) -> None:
+    workplace.save_profile()
+    workplace.train(out="straight")
+    workplace.train(out="shown", policy=TrainPolicy(show_seconds=0.0))
+    assert [line["step"] for line in read_metrics(workplace.folder / "straight")] == [STEPS_PER_EPOCH] * 2
+    assert [line["step"] for line in read_metrics(workplace.folder / "shown")] == [2, 3, 4, 5, *[STEPS_PER_EPOCH] * 2]
+    workplace.train(out="saved", checkpoint_seconds=0.001, stop=StopAfter(4), checkpoints_kept=9)
+    saved = sorted(path.name for path in (workplace.folder / "saved" / "checkpoints").iterdir())
+    assert saved == ["step-00000002", "step-00000003", "step-00000004"]
+    workplace.train(out="saved", resume=True)
+    assert_same_end(workplace.folder / "straight", workplace.folder / "shown")
+    assert_same_end(workplace.folder / "straight", workplace.folder / "saved")
+
+
 def test_an_evaluation_changes_nothing(workplace: Workplace) -> None:
     for toy in ("noisy", "unjudged"):
         workplace.toy = toy

@@ -18,7 +18,10 @@ from autotune.records.codec import read_record
 from autotune.records.config import TrainConfig
 from autotune.records.run import RunPlan, TrainingSummary
 from autotune.train.loop import health_checks as looks
+from autotune.train.loop import session
+from autotune.train.loop.checkpoint import Checkpoints
 from autotune.train.options import TrainingCallbacks, TrainingOptions
+from autotune.train.recovery.steps_down import FreshProcessNeeded
 from autotune.train.run import run_training
 
 BASELINE = TrainConfig(micro_batch_size=8, num_threads=1)
@@ -259,6 +262,20 @@ def test_a_resumed_run_keeps_its_steps_down(faulty: Workplace) -> None:
     assert len(summary.step_downs) == 1
     after = json.loads((faulty.folder / "run" / "run.json").read_text())
     assert after["step_downs"] == before["step_downs"]
+
+
+def test_a_device_that_only_answers_with_an_error_costs_a_process_and_no_record(
+    faulty: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_asked: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(session, "release_cached", answer)
+    monkeypatch.setattr(Checkpoints, "save", answer)  # it is told of where the device is waited for, not in the step
+    with pytest.raises(FreshProcessNeeded, match="illegal memory access"):
+        train(faulty, "quiet", epochs=1)
+    [step_down] = read_record(faulty.folder / "run" / "run.json", RunPlan).step_downs
+    assert (step_down.cause, step_down.action, step_down.resumed_step) == ("device-error", "again", 0)
 
 
 def test_what_no_step_down_mends_is_the_targets_error(faulty: Workplace) -> None:

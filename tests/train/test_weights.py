@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from noisy_workload import Noisy
 from torch import nn
 from train_world import Workplace
 
+from autotune.engine.loop import Training
+from autotune.targets import load
+from autotune.train.loop import session
 from autotune.train.runs.weights import write_weights
 
 
@@ -40,6 +45,32 @@ def test_a_finished_training_leaves_its_best_weights(workplace: Workplace) -> No
     assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items())
     assert not [*(workplace.folder / "run").glob(".tmp-*")]
     assert not workplace.said
+
+
+def test_weights_are_read_where_they_lie_when_the_training_is_gone(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainings: list[weakref.ref[Training]] = []
+    seen: list[tuple[bool, bool]] = []
+    load = torch.load
+
+    def build(*parts: Any, **more: Any) -> Training:
+        training = Training(*parts, **more)
+        training.itself = training  # type: ignore[attr-defined]
+        trainings.append(weakref.ref(training))
+        return training
+
+    def spy(file: Any, **options: Any) -> Any:
+        if isinstance(file, Path):
+            seen.append((options["mmap"], trainings[-1]() is not None))
+        return load(file, **options)
+
+    monkeypatch.setattr(session, "Training", build)
+    monkeypatch.setattr(torch, "load", spy)
+    workplace.save_profile()
+    workplace.train(epochs=1, out="run")
+    workplace.train(epochs=2, out="run", resume=True)
+    assert seen == [(True, False), (False, True), (True, False)]
 
 
 def test_a_stopped_training_leaves_none(workplace: Workplace) -> None:
@@ -88,6 +119,17 @@ def test_an_average_is_what_is_written(tmp_path: Path, monkeypatch: pytest.Monke
     file, _ = write(tmp_path, monkeypatch, model={"weight": torch.zeros(2)}, averaged=averaged)
     assert file is not None
     assert {name: value.tolist() for name, value in load_file(file).items()} == {"weight": [1.0, 1.0]}
+
+
+def test_names_are_those_of_the_users_own_module(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import load_file
+
+    module = sys.modules["noisy_workload"]
+    monkeypatch.setattr(module.Noisy, "weights_prefix", "0.", raising=False)
+    monkeypatch.setattr(load, "_import_module", lambda *_asked, **_named: module)
+    workplace.save_profile()
+    summary = workplace.train(steps=1, out="run")
+    assert sorted(load_file(summary.weights)) == ["3.bias", "3.weight", "bias", "weight"]
 
 
 def test_what_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,16 +29,27 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; what cannot be read is told as JSON where that was asked for."""
+        typed = [*args]  # which the parser takes from its list
         wants_json = "--json" in args[: args.index("--")] if "--" in args else "--json" in args
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
-            _mend(error)
+            self.mend(error, ctx, typed)
             if not wants_json:
                 raise
             hint = f"{ctx.command_path} --help lists the options"
             print_error_json(2, "UsageError", error.format_message(), hint)  # type: ignore[attr-defined]
             raise typer.Exit(2) from None
+
+    def mend(self, error: Any, ctx: Any, args: list[str]) -> None:
+        """Have an error say what was meant.
+
+        Args:
+            error: about what was typed.
+            ctx: of the command.
+            args: that were typed.
+        """
+        _mend(error)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the options group by group."""

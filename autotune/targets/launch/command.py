@@ -23,7 +23,12 @@ from autotune.errors import UsageError
 from autotune.targets.launch.accelerate import split_accelerate
 from autotune.targets.launch.deepspeed import split_deepspeed
 from autotune.targets.launch.interpreter import find_interpreter
-from autotune.targets.launch.refused import LAUNCHER_MODULES, refuse_other_launchers, refuse_shell_words
+from autotune.targets.launch.refused import (
+    LAUNCHER_MODULES,
+    refuse_notebook,
+    refuse_other_launchers,
+    refuse_shell_words,
+)
 from autotune.targets.launch.torchrun import Torchrun, split_torchrun
 
 _WITHOUT_VALUE = frozenset("uOBEsSIPvqbdx")
@@ -188,6 +193,7 @@ def _read_name(module: str | None, words: Sequence[str]) -> tuple[Literal["file"
 
 
 def _check_name(kind: Literal["file", "module"], name: str, *, folder: Path) -> None:
+    refuse_notebook(name)
     file = folder / name
     if kind == "module":
         if name.endswith(".py") or not _MODULE.fullmatch(name):

@@ -84,3 +84,16 @@ def _suggest_rest(command: Sequence[str]) -> str:
             rest = shlex.join([*(["python"] if word.endswith(".py") else []), *command[index:]])
             return rest if len(rest) <= _LONGEST_SUGGESTION and rest.isprintable() else "python train.py ..."
     return "python train.py ..."
+
+
+def refuse_notebook(name: str) -> None:
+    """Refuse a notebook, which Python does not run.
+
+    Raises:
+        UsageError: the name is one's.
+    """
+    if name.endswith(".ipynb"):
+        raise UsageError(
+            f"{name!r} is a notebook, not a script",
+            hint=f"jupyter nbconvert --to script {shlex.quote(name)} makes one of it: {PurePath(name).stem}.py",
+        )

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.records.secrets import mask_words
@@ -137,12 +137,26 @@ def fingerprint_workload(spec: str, *, folder: Path) -> str | None:
         spec: `file.py:attr` or `package.module:attr`.
         folder: the working folder.
     """
+    files = find_files(spec, folder=folder)
+    return fingerprint_files(files) if files else None
+
+
+def find_files(spec: str, *, folder: Path) -> dict[str, Path]:
+    """Return the files of a workload's code, see `list_sources`; none where its module is not found.
+
+    Args:
+        spec: `file.py:attr` or `package.module:attr`.
+        folder: the working folder.
+    """
     folder = folder.absolute()
     location = locate(split_spec(spec)[0], folder=folder)
-    if location is None or location.file is None:
-        return None
+    return {} if location is None or location.file is None else list_sources(location, folder=folder)
+
+
+def fingerprint_files(files: Mapping[str, Path]) -> str:
+    """Return twelve marked hexadecimal digits of a SHA-256 over files, by name."""
     digest = hashlib.sha256()
-    for name, file in sorted(list_sources(location, folder=folder).items()):
+    for name, file in sorted(files.items()):
         content = _read_bytes(file)
         if content is not None:
             digest.update(os.fsencode(name) + b"\0" + hashlib.sha256(content).digest())

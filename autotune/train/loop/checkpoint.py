@@ -24,11 +24,14 @@ from autotune.distributed.shards import checksum, read_shards, save_shards, shar
 from autotune.distributed.training import RankTraining
 from autotune.engine.loop import Training
 from autotune.errors import AutotuneError, CheckpointError
+from autotune.isolation.causes import explain_exception
 from autotune.records.codec import make_folder, read_record, sync_folder, write_record
 from autotune.records.layout import MANIFEST_FILE
 from autotune.records.run import CheckpointManifest
 from autotune.train.loop.state import Progress, capture_state, gather_generators, restore_state
+from autotune.train.loop.user_code import blame_target
 from autotune.train.policy import TRAIN_POLICY, TrainPolicy
+from autotune.train.recovery.steps_down import MEMORY_CAUSES
 from autotune.train.runs.folder import newest_first, read_step
 
 KEPT = 2
@@ -140,6 +143,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: there is none, or it belongs to another model.
+            TargetError: there is no memory for it.
         """
         problems: list[str] = []
         damaged: list[Path] = []
@@ -237,12 +241,24 @@ def _write_state(path: Path, state: dict[str, Any]) -> None:
 def _restore(training: Training, state: dict[str, Any], path: Path) -> tuple[Progress, dict[str, Any]]:
     try:
         return restore_state(training, state), dict(state["notes"])
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError) as error:
+        _pass_on(error, path)
         text = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{path} does not fit this model: {type(error).__name__}: {text}",
             hint="it was written by another version of it",
         ) from None
+
+
+def _pass_on(error: Exception, path: Path) -> None:
+    """Raise what is no fault of a checkpoint's.
+
+    Raises:
+        TargetError: there is no memory to read it, too few files may be open, or the device is lost.
+    """
+    if explain_exception(error)[1] in (*MEMORY_CAUSES, "limits", "device-error"):
+        with blame_target(f"reading {path}"):
+            raise error
 
 
 def read_verified(path: Path, training: Training | None = None) -> dict[str, Any]:
@@ -259,8 +275,12 @@ def read_verified(path: Path, training: Training | None = None) -> dict[str, Any
     if damage is not None:
         raise CheckpointError(f"{path.name} {damage}")
     try:
-        state: dict[str, Any] = torch.load(path / _STATE_FILE, map_location="cpu", weights_only=True)
+        # What nobody trains with is read where it lies: the weights alone, that is, out of a file that holds more.
+        state: dict[str, Any] = torch.load(
+            path / _STATE_FILE, map_location="cpu", weights_only=True, mmap=training is None
+        )
     except Exception as error:  # torch raises many types for a file it refuses to unpickle
+        _pass_on(error, path)
         raise CheckpointError(f"{path.name} cannot be loaded: {type(error).__name__}") from None
     named = read_step(path)
     step = state.get("step", named) if isinstance(state, dict) else named

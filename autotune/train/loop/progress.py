@@ -72,13 +72,18 @@ class Watch:
         self._progress, self._waited = progress, 0.0
         self._since = time.perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._since
+
     def record_wait(self, seconds: float) -> None:
         """Count time spent waiting for the loader."""
         self._waited += seconds
 
     def measure(self, progress: Progress) -> Pace:
         """Return the pace since the start, which is now again."""
-        seconds = max(time.perf_counter() - self._since, 1e-9)
+        seconds = max(self.seconds, 1e-9)
         samples, steps = progress.samples - self._progress.samples, progress.step - self._progress.step
         meters = self._meters
         meters.training_seconds += seconds

@@ -136,7 +136,8 @@ class Session:
             assert end.fault is not None
             assert end.choice is not None
             assert end.knobs is not None
-            self._free_memory()
+            if end.fault.cause != "device-error":  # the device only tells the same error again
+                self._free_memory()
             resumes = self._step_down(end.fault, self._keep_sameness(end.fault, end.choice, end.knobs))
             if end.fault.cause == "device-error" or self.world is not None:
                 raise FreshProcessNeeded(end.fault.detail, hint=f"go on with --resume --run-dir {self.folder.path}")

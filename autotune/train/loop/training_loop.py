@@ -1,9 +1,11 @@
 """The training loop: steps, health checks, checkpoints, evaluations; it ends at a step boundary.
 
     step step step ... step │ check: losses, scaler, memory, drift guard, a line of metrics.jsonl │ step step ...
+                                  every ten steps, and a line alone where these take long
                                   at an epoch's end, every few minutes, at a stop: a checkpoint; then an evaluation
 
-Losses stay on the device between two checks, so the loop waits for the device once in `log_steps` steps.
+Losses stay on the device between two checks, so the loop waits for the device once in `log_steps` steps, or more often
+where a line or a checkpoint is due before. Of several processes the leader alone is in it, and tells the others.
 """
 
 from __future__ import annotations
@@ -106,6 +108,9 @@ class RunLoop:
         with deferred_worker_deaths() as defer_deaths:
             try:
                 return self._run(defer_deaths)
+            except RuntimeError:  # a device tells of what went wrong where it is waited for next: at a check, in a save
+                with blame_target(f"{self.loaded.label}: after step {self.progress.step}"):
+                    raise
             finally:
                 self._lines.close()
 
@@ -122,13 +127,16 @@ class RunLoop:
             self._note_step(outcome)
             if self.progress.step == first_step:
                 require_loadable(self.training)  # of what optimizers keep nothing is there before
-            stopping = self.should_stop() or self._is_out_of_time()
-            if self.progress.step % self.policy.log_steps and not (outcome.ends_epoch or stopping or self._is_done()):
+            stopping, since = self.should_stop() or self._is_out_of_time(), time.perf_counter() - saved
+            is_late = since >= self.checkpoint_seconds and self.progress.step != first_step
+            is_looked_at = outcome.ends_epoch or stopping or is_late or self._is_done()
+            if self.progress.step % self.policy.log_steps and not is_looked_at:
                 if self.progress.step == first_step:  # it also compiles, and starts the workers
                     self.watch.start(self.progress)
+                elif self.watch.seconds >= self.policy.show_seconds:
+                    self._tell(self._losses[-1].item())
                 continue
             self._check_health(at_once=outcome.ends_epoch or stopping)
-            since = time.perf_counter() - saved
             if stopping or since >= self.checkpoint_seconds or (outcome.ends_epoch and self._can_afford_save(since)):
                 self.save()
                 saved = time.perf_counter()
@@ -245,10 +253,13 @@ class RunLoop:
         """Check the steps since the last check, and write a line: this is where the loop waits for the device."""
         losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
         self._losses.clear()
-        pace = self.watch.measure(self.progress)
-        rate = read_learning_rate(self.training)
-        self._health.check(losses, self.progress, learning_rate=rate)
-        self.loss = losses[-1]
+        self._health.check(losses, self.progress, learning_rate=read_learning_rate(self.training))
+        self._tell(losses[-1], at_once=at_once)
+
+    def _tell(self, loss: float, *, at_once: bool = False) -> None:
+        """Write a line and report where the training stands."""
+        pace, rate = self.watch.measure(self.progress), read_learning_rate(self.training)
+        self.loss = loss
         self._write(
             {
                 "step": self.progress.step,
@@ -260,7 +271,7 @@ class RunLoop:
                 "data_wait_fraction": round(pace.data_wait_fraction, 4),
             }
         )
-        self.watch.report(pace, self.progress, self.loss, at_once=at_once)
+        self.watch.report(pace, self.progress, loss, at_once=at_once)
 
     def _evaluate(self) -> bool:
         """Evaluate, unless that was done; return False if a stop cut it short, which leaves it to a resume."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -32,7 +33,7 @@ class _Saved(nn.Module):
         return dict(self._weights)
 
 
-def write_weights(checkpoint: Path, folder: Path, warn: Callable[[str], None]) -> Path | None:
+def write_weights(checkpoint: Path, folder: Path, warn: Callable[[str], None], *, prefix: str = "") -> Path | None:
     """Write the weights that were evaluated into a run's folder, and return the file; what prevents it is warned of.
 
     Of tensors that share their memory one is written, as `safetensors.torch.load_model` expects it.
@@ -41,14 +42,17 @@ def write_weights(checkpoint: Path, folder: Path, warn: Callable[[str], None]) -
         checkpoint: that holds them.
         folder: of the run.
         warn: told why there is no file, where safetensors is installed.
+        prefix: left out before the weights' names: of what was wrapped around the user's own module.
     """
     if importlib.util.find_spec("safetensors") is None:
         return None
     from safetensors.torch import save_model
 
     final = folder / WEIGHTS_FILE
+    gc.collect()  # the training that is over: a model and what its hooks refer to hold each other
     try:
-        weights = _choose_weights(read_verified(checkpoint))
+        chosen = _choose_weights(read_verified(checkpoint))
+        weights = {name.removeprefix(prefix): one for name, one in chosen.items()}
         scratch = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
         try:
             save_model(_Saved(weights), str(scratch / WEIGHTS_FILE), metadata={"format": "pt"})
