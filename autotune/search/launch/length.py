@@ -25,6 +25,8 @@ from autotune.search.scores.baseline_level import PRIOR_DEGREES, PRIOR_SD
 _BETWEEN_SD = 0.01
 """What launches differ by however long they measure: next to nothing in turns, and then longer ones are worth more."""
 _OF_THE_BEST = 0.5
+_LEAST_STEPS = 4
+"""Of a launch in turns that times as many samples as the one beside it."""
 _MOST_TIMES = 3.0
 """Of what the search was told, which fits its budget."""
 
@@ -55,13 +57,15 @@ def find_measured_seconds(log: SearchLog, beside: TrainConfig | None = None) -> 
 def find_warmup_steps(log: SearchLog, config: TrainConfig) -> int:
     """Return over how many steps a launch of a config and one beside it of the user's settings warm up at least.
 
-    As many as any of either took to settle, where batches may differ; else 0, each as many as it needs.
+    As many as any of either took to settle, where batches may differ, but no more than twice as many as usual; else 0,
+    each as many as it needs.
     """
     if not _may_batches_differ(log):
         return 0
     launches = (one.result for one in log.judged if one.config in (config, log.problem.baseline))
     timings = (timing for one in launches for timing in (one.measurement, one.reference) if timing is not None)
-    return max((one.warmup_steps for one in timings), default=0)
+    steps = [one.warmup_steps for one in timings]
+    return min(max(steps), int(2 * statistics.median(steps))) if steps else 0
 
 
 def find_compared_samples(log: SearchLog) -> int | None:
@@ -69,8 +73,11 @@ def find_compared_samples(log: SearchLog) -> int | None:
 
     Half of what their launches alone timed, where batches may differ: both have the time of one.
     """
-    own = [one.samples for _, one in list_timings(log, log.problem.baseline)]
-    return math.ceil(statistics.median_high(own) / 2) if own and _may_batches_differ(log) else None
+    baseline = log.problem.baseline
+    own = [one.samples for _, one in list_timings(log, baseline)]
+    if not own or not _may_batches_differ(log):
+        return None
+    return max(math.ceil(statistics.median_high(own) / 2), _LEAST_STEPS * baseline.effective_batch_size)
 
 
 def _may_batches_differ(log: SearchLog) -> bool:
