@@ -11,6 +11,7 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -868,6 +869,20 @@ def test_hooks_draw_no_random_number(inspects: bool) -> None:
     assert hung.hooks.loaders.random_sources == {"torch", "numpy", "random"}
     with hang(training_loaders=(key,), inspects=inspects):
         assert train() == expected
+
+
+def test_a_thread_that_fetches_ahead_gives_each_step_its_batch() -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8)
+    with hang() as hung, ThreadPoolExecutor(1) as thread:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = thread.submit(iter, loader).result()
+        for fetched in (1, 2, 1):
+            for x, y in [thread.submit(next, batches).result() for _ in range(fetched)]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    assert hung.hooks.watch.training_loaders == {describe_loader(loader)}
+    assert [(step.samples, step.micro_batches) for step in hung.steps] == [(8, 1)] * 4
 
 
 def test_samples_that_draw_nothing_have_no_random_source() -> None:

@@ -466,6 +466,36 @@ def test_known_training_loaders_count_from_the_first_batch() -> None:
     assert story.counts == [(8, 1)]
 
 
+@pytest.mark.parametrize("calls", [1, 2], ids=["one model", "called twice"])
+def test_batches_that_another_thread_fetches_are_counted_by_calls(calls: int) -> None:
+    story = Story("sgd", training_loaders=("train",))
+    for fetched in (2, 0, 1, 0, 2):
+        for _ in range(fetched):
+            story.watch.loader_ran_ahead("train", 8)
+        for _ in range(calls):
+            story.call(3)
+        story.backward()
+        story.step("sgd")
+    assert story.counts == [(8 * calls, calls)] * 5
+
+
+def test_a_loader_that_another_thread_fetches_from_is_found() -> None:
+    story = Story("sgd")
+    story.watch.loader_ran_ahead("validation", 50)
+    story.watch.model_called(0, 50, training=False)
+    for fetched in (2, 0, 1):
+        for _ in range(fetched):
+            story.watch.loader_ran_ahead("train", 8)
+        story.call()
+        story.backward()
+        story.step("sgd")
+        story.watch.loader_ran_ahead("validation", 50)
+        story.watch.model_called(0, 50, training=False)
+        story.watch.loader_ran_ahead("validation", 50)  # one more than the evaluation takes
+    assert story.watch.training_loaders == {"train"}
+    assert story.counts == [(8, 1)] * 3
+
+
 def test_steps_in_a_row_share_nothing() -> None:
     story = Story("sgd")
     story.load(8)

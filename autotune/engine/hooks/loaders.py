@@ -202,7 +202,8 @@ class LoaderHooks:
             self.random_sources.update(moved_generators(before, read_generators()))
         if self.on_batch is not None:
             self.on_batch(key, batch)
-        self._watch.loader_yielded(key, self._count_samples(key, batch, self._batch_sizes.get(iterator)))
+        hear = self._watch.loader_ran_ahead if self._timer.is_beside else self._watch.loader_yielded
+        hear(key, self._count_samples(key, batch, self._batch_sizes.get(iterator)))
         return batch
 
     def _count_samples(self, key: str, batch: Any, batch_size: int | None) -> int:

@@ -53,6 +53,7 @@ class StepWatch:
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._aside: dict[str, list[int]] = {}
+        self._ahead: dict[str, int] = {}
         self._looks_tracked = self._awaits_backward = False
         self._was_attacked = self._has_looked = self._evaluates = False
         self._pending: set[str] = set()
@@ -87,7 +88,15 @@ class StepWatch:
             self._fresh.clear()
             self._evaluates = True
         self._aside, self._has_looked = {}, False
+        self._ahead.pop(key, None)
         self._fresh.setdefault(key, []).append(samples)
+
+    def loader_ran_ahead(self, key: str, samples: int) -> None:
+        """A loader gave a batch to another thread than the one that trains, which will have it some time later.
+
+        Between two steps it gives none or several, as the threads are fast: each training call is taken to have one.
+        """
+        self._ahead[key] = samples
 
     @property
     def is_evaluating(self) -> bool:
@@ -125,6 +134,7 @@ class StepWatch:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
             self._pending.clear()
+            self._keep_known_ahead()
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
@@ -134,6 +144,8 @@ class StepWatch:
             self._drop_evaluated()
             self._pending = set(self._fresh)
             self._commit()
+        if not self._ahead.keys() & self.training_loaders:  # else an evaluation that was left early runs ahead
+            self._pending |= self._ahead.keys()
         calls = self._called.setdefault(model, [])
         if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
             calls.append(samples)
@@ -145,7 +157,11 @@ class StepWatch:
         or a target network is called on what its student will be trained on.
         """
         if self.training_loaders:
-            self._fresh = {key: counts for key, counts in self._fresh.items() if key in self.training_loaders}
+            self._fresh = {key: counts for key, counts in [*self._fresh.items()] if key in self.training_loaders}
+            self._keep_known_ahead()
+
+    def _keep_known_ahead(self) -> None:
+        self._ahead = {key: samples for key, samples in [*self._ahead.items()] if key in self.training_loaders}
 
     def took_gradients(self) -> None:
         """Gradients were taken of what was called in eval mode: an attack on the batch, and no part of the loss."""
@@ -211,13 +227,14 @@ class StepWatch:
         known = self._fresh.keys() & self.training_loaders
         most = max((len(self._fresh[key]) for key in known), default=0)
         if known:
-            self._fresh = {key: counts for key, counts in self._fresh.items() if key in known or len(counts) <= most}
+            fresh = [*self._fresh.items()]
+            self._fresh = {key: counts for key, counts in fresh if key in known or len(counts) <= most}
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
-        for key, counts in self._fresh.items():
+        while self._fresh:  # another thread may write to it, until it is known which one trains
+            key, counts = self._fresh.popitem()
             self._yielded.setdefault(key, []).extend(counts)
-        self._fresh.clear()
 
     def _forget_idle(self) -> None:
         """Forget a loader that gave a batch before the first step, to be looked at, and none to the second step."""
@@ -229,9 +246,12 @@ class StepWatch:
 
     def _end_step(self) -> None:
         self._commit()
+        calls = next(iter(self._called.values()), [])
+        for key in self._ahead.keys() & self.training_loaders:
+            self._yielded[key] = [self._ahead[key]] * max(1, len(calls))
         self._forget_idle()
         yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
-        batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
+        batches = max(yielded, key=len, default=[]) or calls
         samples = sum(map(sum, yielded)) or sum(batches)
         step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), closures=self._closures)
         self._yielded.clear()
@@ -281,20 +301,25 @@ class PhaseTimer:
         """The script is at work on a step, in none of its phases: what its loss is made of is computed there."""
         return not self.is_aside and not self._open
 
+    @property
+    def is_beside(self) -> bool:
+        """This thread is another one than that which takes the steps."""
+        return self._thread not in (None, threading.get_ident())
+
     def enter(self, phase: str) -> None:
         """Begin a phase."""
         thread = threading.get_ident()
         if phase == "optimizer" and self._thread is None:
             self._thread = thread
             self._open = [one for one in self._open if one[1] == thread]  # what another has begun it does not end here
-        if self._thread not in (None, thread):
+        if self.is_beside:
             return
         self._turn()
         self._open.append(("aside" if self.is_aside else phase, thread))
 
     def leave(self) -> None:
         """End the phase that was begun last."""
-        if self._thread not in (None, threading.get_ident()):
+        if self.is_beside:
             return
         self._turn()
         if self._open:
