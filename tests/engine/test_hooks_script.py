@@ -2024,6 +2024,32 @@ def test_settings_of_the_process_wait_for_the_first_training_call() -> None:
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
+def test_settings_of_the_process_reach_a_training_without_a_model(by_hand: bool) -> None:
+    frozen, picture = make_model().requires_grad_(False), torch.ones(4, 6, requires_grad=True)
+    with hang({"num_threads": 2, "attention_backend": "math"}) as hung:
+        optimizer = None if by_hand else torch.optim.SGD([picture], lr=0.1)
+        frozen(picture).sum().backward()
+        assert torch.get_num_threads() == 1 + by_hand  # there a step ends with the backward pass
+        if optimizer is not None:
+            optimizer.step()
+        assert torch.get_num_threads() == 2
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert (hung.roots, len(hung.steps)) == ([], 1)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_training_without_a_model_is_where_its_parameters_are() -> None:
+    picture = torch.ones(4, requires_grad=True, device="meta")
+    with hang() as hung:
+        optimizer = torch.optim.SGD([picture], lr=0.1, foreach=False)
+        picture.sum().backward()
+        optimizer.step()
+        assert hung.hooks.device.type == "meta"
+        take_step(make_model(), torch.ones(4, 6))  # what it was is known only now
+    assert hung.hooks.device.type == "cpu"
+
+
 def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:
     x = torch.ones(3)
     with asynchronous_copies():
