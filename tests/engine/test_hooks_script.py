@@ -373,6 +373,34 @@ def test_a_loss_and_a_frozen_teacher_are_no_roots() -> None:
     assert len(hung.steps) == 2
 
 
+class Criterion(nn.Module):
+    def forward(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        return model(*inputs).square().mean()
+
+
+def test_a_model_that_a_loss_calls_is_the_root() -> None:
+    model, criterion, x = make_model(), Criterion(), torch.ones(4, 6)
+    with hang(inspects=True) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):  # the last ones after all models are found
+            criterion(model, x).backward()
+            optimizer.step()
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [4] * 5
+
+
+def test_a_loss_that_the_script_compiles_hides_what_it_calls_from_the_hooks() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    in_place = Criterion()
+    in_place.compile(backend="eager")
+    for criterion in (in_place, torch.compile(Criterion(), backend="eager")):
+        with hang() as hung:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            criterion(model, x).backward()
+            optimizer.step()
+        assert (hung.roots, len(hung.steps)) == ([], 1)
+
+
 def test_an_evaluation_makes_no_root_and_is_told_apart() -> None:
     model, x = make_model(), torch.ones(4, 6)
     with hang() as hung:

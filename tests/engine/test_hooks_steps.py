@@ -496,6 +496,18 @@ def test_a_loader_that_another_thread_fetches_from_is_found() -> None:
     assert story.counts == [(8, 1)] * 3
 
 
+def test_a_loader_whose_batches_no_model_is_seen_to_be_called_with_is_trained_from() -> None:
+    story = Story()
+    story.load(100, "looked at")
+    story.backward()  # before anything is trained
+    for _ in range(3):
+        story.load(8)
+        story.backward()
+        story.validate(50)
+    assert story.watch.training_loaders == {"train"}
+    assert story.counts[1:] == [(8, 1)] * 3
+
+
 def test_steps_in_a_row_share_nothing() -> None:
     story = Story("sgd")
     story.load(8)

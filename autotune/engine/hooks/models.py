@@ -183,6 +183,8 @@ class ModelHooks:
         if _hands_call_on(module):
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         is_part = self._forward_calls.find_caller(module)
+        if not is_part and _has_no_weights(module):
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         has_something_to_train = is_part or any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
             if self._watch.has_begun and not is_part and self._may_be_root(module):
@@ -400,6 +402,14 @@ def _hands_call_on(module: nn.Module) -> bool:
         and "_compiled_call_impl" not in module.__dict__
         and len(module.device_ids) < 2
     )
+
+
+def _has_no_weights(module: nn.Module) -> bool:
+    """Return whether a module is none of the model, and may call the one that it is given: `criterion(model, batch)`.
+
+    Not where the script has compiled it: a compiler must not see that roots are looked for.
+    """
+    return next(module.parameters(), None) is None and not is_compiled(module)
 
 
 def _find_call(module: nn.Module) -> Call:

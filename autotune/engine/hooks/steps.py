@@ -170,6 +170,8 @@ class StepWatch:
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
         self._awaits_backward = False
+        if not self._called and self.has_begun:  # what is trained is called past every hook
+            self._pending |= self._fresh.keys()
         self.training_loaders |= self._pending
         self._commit()
         if loss is not None and not self._is_evaluated_again():
