@@ -1612,6 +1612,31 @@ def test_a_loader_is_touched_only_once_something_was_trained_on_it() -> None:
             assert validation.num_workers == 0
 
 
+def test_a_loader_that_evaluates_on_the_training_data_is_not_taken_for_the_one_that_trains() -> None:
+    model, data = make_model(), make_data()
+    loader, evaluation = (DataLoader(data, batch_size=size, shuffle=True) for size in (8, 44))
+    with hang({"num_threads": 2}, training_loaders=(describe_loader(loader),)) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with torch.no_grad():
+                for x, _ in evaluation:
+                    model.eval()(x)
+            run_epoch(model.train(), optimizer, loader)
+            assert hung.hooks.loaders.training_loader is loader
+            assert hung.hooks.loaders.training_loaders == [loader]
+        with torch.no_grad():
+            for x, _ in evaluation:
+                model.eval()(x)
+        assert hung.hooks.loaders.training_loader is loader
+        first = weakref.ref(loader)
+        del loader
+        gc.collect()
+        assert first() is None
+        later = DataLoader(data, batch_size=4, shuffle=True)
+        run_epoch(model.train(), optimizer, later)
+        assert hung.hooks.loaders.training_loader is later
+
+
 def test_loaders_are_told_apart_by_what_does_not_change_from_run_to_run() -> None:
     data = make_data()
     shuffled = DataLoader(data, batch_size=8, shuffle=True)

@@ -161,9 +161,11 @@ class LoaderHooks:
         elif known:
             self._turn(False)
         _tie_workers(loader)
-        self._loaders[key] = weakref.ref(loader)
-        if self._inspected is not None:
-            self._inspected[key] = loader
+        # Another one like that which is trained from may evaluate on the same data.
+        if key not in self._watch.stepped_loaders or self._loaders[key]() is None:
+            self._loaders[key] = weakref.ref(loader)
+            if self._inspected is not None:
+                self._inspected[key] = loader
 
         def follow(loader: DataLoader[Any]) -> Any:
             return self._follow(loader, key, plain_iter)

@@ -44,10 +44,12 @@ class StepWatch:
 
     Attributes:
         training_loaders: keys of the loaders whose batches were trained on.
+        stepped_loaders: keys of those that gave a step that has ended its batches.
     """
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
         self.training_loaders: set[str] = set(training_loaders)
+        self.stepped_loaders: set[str] = set()
         self._given = frozenset(training_loaders)
         self._doubtful: set[str] | None = None
         self._on_step = on_step
@@ -252,7 +254,9 @@ class StepWatch:
         for key in self._ahead.keys() & self.training_loaders:
             self._yielded[key] = [self._ahead[key]] * max(1, len(calls))
         self._forget_idle()
-        yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
+        keys = sorted(self.training_loaders & self._yielded.keys())
+        self.stepped_loaders.update(keys)
+        yielded = [self._yielded[key] for key in keys]
         batches = max(yielded, key=len, default=[]) or calls
         samples = sum(map(sum, yielded)) or sum(batches)
         step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), closures=self._closures)
