@@ -372,6 +372,21 @@ def test_an_evaluation_on_the_training_loader_is_no_training() -> None:
     assert story.counts == [(8, 1)] * 4
 
 
+def test_an_evaluation_on_the_training_loader_begins_no_epoch() -> None:
+    story = Story("sgd")
+    for epoch in range(3):
+        for number in range(2):
+            if epoch and not number:
+                story.watch.loader_restarted("train", 10.0 * epoch)
+            story.load(8)
+            story.call()
+            story.backward()
+            story.step("sgd")
+            story.watch.loader_restarted("train", 10.0 * epoch + 5.0)
+            story.validate(8, 8, key="train")
+            assert story.watch.restarted_at == ({"train": 10.0 * epoch} if epoch else {})
+
+
 def test_a_batch_fetched_ahead_of_its_use_is_counted_once() -> None:
     story = Story("sgd")
     story.load(8)

@@ -96,7 +96,6 @@ class LoaderHooks:
         self._loaders: dict[str, weakref.ref[DataLoader[Any]]] = {}
         self._inspected: dict[str, DataLoader[Any]] | None = {} if inspects else None
         self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-        self._restarted_at: dict[str, float] = {}
         self._started: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._counts: dict[str, bool] = {}
         self._own: weakref.WeakKeyDictionary[DataLoader[Any], OwnSettings] = weakref.WeakKeyDictionary()
@@ -117,8 +116,8 @@ class LoaderHooks:
 
     @property
     def restarted_at(self) -> float | None:
-        """When the script last began to iterate over that loader again, by `perf_counter`; None before."""
-        return self._restarted_at.get(self._first_key or "")
+        """When the script last began to train on that loader again, by `perf_counter`; None before."""
+        return self._watch.restarted_at.get(self._first_key or "")
 
     @property
     def _first_key(self) -> str | None:
@@ -155,7 +154,7 @@ class LoaderHooks:
         own = self._own.setdefault(loader, OwnSettings(loader.num_workers, loader.persistent_workers))
         known = self._watch.training_loaders
         if key in known:
-            self._restarted_at[key] = time.perf_counter()
+            self._watch.loader_restarted(key, time.perf_counter())
             self._prepare(loader)
             self._turn(True)
         elif known:

@@ -45,11 +45,14 @@ class StepWatch:
     Attributes:
         training_loaders: keys of the loaders whose batches were trained on.
         stepped_loaders: keys of those that gave a step that has ended its batches.
+        restarted_at: when a loader began anew what was trained on then, by its key.
     """
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
         self.training_loaders: set[str] = set(training_loaders)
         self.stepped_loaders: set[str] = set()
+        self.restarted_at: dict[str, float] = {}
+        self._restarts: dict[str, float] = {}
         self._given = frozenset(training_loaders)
         self._doubtful: set[str] | None = None
         self._on_step = on_step
@@ -83,6 +86,10 @@ class StepWatch:
     def optimizer_built(self) -> None:
         """An optimizer was constructed."""
         self._optimizers_built += 1
+
+    def loader_restarted(self, key: str, moment: float) -> None:
+        """A loader that is trained from begins anew: an epoch, or an evaluation on its data."""
+        self._restarts[key] = moment
 
     def loader_yielded(self, key: str, samples: int) -> None:
         """A loader gave a batch."""
@@ -136,12 +143,14 @@ class StepWatch:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
             self._pending.clear()
+            self._restarts.clear()
             self._keep_known_ahead()
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
         self._aside = {}
         self._was_attacked = self._has_looked = self._evaluates = False
+        self._begin_epochs()
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)
@@ -172,6 +181,7 @@ class StepWatch:
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
         self._awaits_backward = False
+        self._begin_epochs()
         if not self._called and self.has_begun:  # what is trained is called past every hook
             self._pending |= self._fresh.keys()
         self.training_loaders |= self._pending
@@ -233,6 +243,10 @@ class StepWatch:
         if known:
             fresh = [*self._fresh.items()]
             self._fresh = {key: counts for key, counts in fresh if key in known or len(counts) <= most}
+
+    def _begin_epochs(self) -> None:
+        self.restarted_at |= self._restarts
+        self._restarts.clear()
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
