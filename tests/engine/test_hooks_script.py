@@ -2040,6 +2040,15 @@ def test_an_optimizer_is_not_kept_alive() -> None:
         assert hung.hooks.optimizers.optimizers == []
 
 
+@pytest.mark.parametrize("inspects", [False, True])
+def test_optimizers_that_are_made_anew_are_not_waited_for(inspects: bool) -> None:
+    with hang(inspects=inspects) as hung:
+        for _ in range(3):
+            fit(make_model(), DataLoader(make_data(), batch_size=8))
+    assert [step.micro_batches for step in hung.steps] == [1] * 18
+    assert len(hung.hooks.optimizers.optimizers) == inspects  # the last one, to look at
+
+
 def test_steps_are_seen_after_one_that_raised() -> None:
     """As of a script that finds the batch size that fits its memory."""
 
