@@ -472,6 +472,18 @@ def test_a_loader_that_gives_a_step_more_batches_says_how_many_there_were() -> N
     assert story.counts[1] == (16 + 24, 3)
 
 
+def test_batches_that_the_script_puts_together_are_one_call() -> None:
+    story = Story("sgd")
+    for _ in range(2):
+        for _ in range(16):
+            story.load(1)
+        story.call(16)
+        story.backward()
+        story.step("sgd")
+    assert story.counts == [(16, 16)] * 2
+    assert [step.calls for step in story.steps] == [1] * 2
+
+
 def test_known_training_loaders_count_from_the_first_batch() -> None:
     story = Story("sgd", training_loaders=("train",))
     assert story.watch.training_loaders == {"train"}

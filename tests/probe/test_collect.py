@@ -6,6 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,19 @@ def test_the_batch_of_a_script_is_what_all_its_loaders_give(more: tuple[int, ...
         script, step = Script(command=("python", "train.py")), steps[-1]
         baseline = read_baseline(hooks, script, micro_batches=step.micro_batches, samples=step.samples)
     assert baseline.effective_batch_size == step.samples == size
+
+
+@pytest.mark.parametrize(
+    ("batches", "calls", "evaluations"),
+    [(16, 1, 1), (4, 4, 4), (1, 3, 1), (4, 0, 4)],
+    ids=["put together", "accumulated", "called for several losses", "called past the hooks"],
+)
+def test_a_step_evaluates_what_the_script_calls_its_model_with(batches: int, calls: int, evaluations: int) -> None:
+    steps: Any = None
+    hooks: Any = SimpleNamespace(steps=3, models=SimpleNamespace(roots=[nn.Linear(1, 1)]), device=CPU)
+    probe = ScriptProbe(hooks, steps, make_probe_spec(), shares=TimeShares(0.0, LIMIT_SECONDS))
+    probe._note_step(ScriptStep(16, (), batches, closures=0, calls=calls))
+    assert probe._count_evaluations() == evaluations
 
 
 @pytest.mark.slow_cases("workload")

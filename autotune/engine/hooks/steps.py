@@ -31,12 +31,15 @@ class ScriptStep:
         micro_batches: that the loader gave; without a loader, training calls of the first model.
         closures: backward passes within an optimizer's step, of all models: one that evaluates its loss again and again
             makes many.
+        calls: training calls of the model that is called most often, on one batch or on several that the script has
+            put together; 0 where none was seen.
     """
 
     samples: int
     losses: tuple[Tensor, ...]
     micro_batches: int
     closures: int
+    calls: int = 0
 
 
 class StepWatch:
@@ -273,7 +276,8 @@ class StepWatch:
         yielded = [self._yielded[key] for key in keys]
         batches = max(yielded, key=len, default=[]) or calls
         samples = sum(map(sum, yielded)) or sum(batches)
-        step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), closures=self._closures)
+        most = max(map(len, self._called.values()), default=0)
+        step = ScriptStep(samples, tuple(self._losses), len(batches), self._closures, calls=most)
         self._yielded.clear()
         self._called.clear()
         self._losses.clear()
