@@ -10,9 +10,10 @@ import io
 import pickle
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def fit(model: nn.Module, loader: DataLoader[Any], *, epochs: int = 1, lr: float
     return losses
 
 
-def run_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> list[float]:
+def run_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any]) -> list[float]:
     """Train for an epoch, in whatever mode the model is, and return the losses."""
     losses = []
     for x, y in loader:
@@ -1448,6 +1449,36 @@ def test_an_evaluation_without_eval_mode_is_no_training(batch_size: int) -> None
         trained = hung.hooks.watch.training_loaders
     assert trained == {describe_loader(loader)}
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 3
+
+
+def test_an_evaluation_on_the_training_loader_without_eval_mode_is_no_training() -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8, shuffle=True)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run_epoch(model, optimizer, loader)
+        batches = iter(loader)
+        run_epoch(model, optimizer, islice(batches, 2))
+        began = hung.hooks.loaders.restarted_at
+        with torch.no_grad():
+            for x, _ in loader:
+                model(x)
+        run_epoch(model, optimizer, batches)
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 2
+    assert hung.turns.count(False) == 5  # a look at one batch may be a teacher's
+    assert began is not None
+    assert hung.hooks.loaders.restarted_at == began
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_model_whose_activations_are_all_computed_again_evaluates_nothing(reentrant: bool) -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, _ in loader:
+            checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+            optimizer.step()
+    assert False not in hung.turns
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
 
 
 def test_a_teacher_that_looks_at_the_batches_of_its_student_evaluates_nothing() -> None:

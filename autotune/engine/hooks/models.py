@@ -199,7 +199,7 @@ class ModelHooks:
                 self._saw_evaluated |= torch.is_grad_enabled()
                 self._leave_training(module)
             elif has_something_to_train and not torch.is_grad_enabled():
-                self._watch.model_looked()
+                self._look_at_batch()
             evaluates = has_something_to_train and not module.training
             return self._outside(partial(_find_call(module), *args, **kwargs), evaluates)
 
@@ -266,7 +266,7 @@ class ModelHooks:
                     self._saw_evaluated |= torch.is_grad_enabled()
                     self._leave_training(root)
                 else:
-                    self._watch.model_looked()
+                    self._look_at_batch()
                 return self._outside(partial(inner if root.training else own, *args, **kwargs), not root.training)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
@@ -321,6 +321,10 @@ class ModelHooks:
             return  # an attack on the batch to be trained on
         self._turn(False)
         self._watch.model_called(id(module), 0, training=False, is_tracked=is_tracked)
+
+    def _look_at_batch(self) -> None:
+        if self._watch.model_looked():
+            self._turn(False)
 
 
 @contextmanager

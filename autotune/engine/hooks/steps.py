@@ -64,6 +64,8 @@ class StepWatch:
         self._ahead: dict[str, int] = {}
         self._looks_tracked = self._awaits_backward = False
         self._was_attacked = self._has_looked = self._evaluates = False
+        self._looked_at: set[str] = set()
+        self._looks_on = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -100,6 +102,10 @@ class StepWatch:
             self._fresh.clear()
             self._evaluates = True
         self._aside, self._has_looked = {}, False
+        if key in self._looked_at:  # the same for a look in training mode
+            self._fresh.pop(key, None)
+            self._looks_on = True
+        self._looked_at.discard(key)
         self._ahead.pop(key, None)
         self._fresh.setdefault(key, []).append(samples)
 
@@ -147,13 +153,14 @@ class StepWatch:
             self._fresh.clear()
             self._pending.clear()
             self._restarts.clear()
+            self._looked_at, self._looks_on = set(), False
             self._keep_known_ahead()
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
         self._aside = {}
         self._was_attacked = self._has_looked = self._evaluates = False
-        self._begin_epochs()
+        self._train_on()
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)
@@ -164,15 +171,20 @@ class StepWatch:
         if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
             calls.append(samples)
 
-    def model_looked(self) -> None:
-        """An outermost model call begins in training mode, without gradients.
+    def model_looked(self) -> bool:
+        """Hear that an outermost model call begins in training mode, without gradients; return whether it evaluates.
 
         It evaluates if its batch is of a loader that is not trained from, once it is known which ones are: a teacher
-        or a target network is called on what its student will be trained on.
+        or a target network is called on what its student will be trained on. Where batch after batch is looked at and
+        none trained on, it evaluates as well.
         """
+        if self._looks_on:
+            self._restarts.clear()
         if self.training_loaders:
             self._fresh = {key: counts for key, counts in [*self._fresh.items()] if key in self.training_loaders}
             self._keep_known_ahead()
+            self._looked_at = set(self._fresh)
+        return self._looks_on
 
     def _keep_known_ahead(self) -> None:
         self._ahead = {key: samples for key, samples in [*self._ahead.items()] if key in self.training_loaders}
@@ -184,7 +196,7 @@ class StepWatch:
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
         self._awaits_backward = False
-        self._begin_epochs()
+        self._train_on()
         if not self._called and self.has_begun:  # what is trained is called past every hook
             self._pending |= self._fresh.keys()
         self.training_loaders |= self._pending
@@ -247,9 +259,11 @@ class StepWatch:
             fresh = [*self._fresh.items()]
             self._fresh = {key: counts for key, counts in fresh if key in known or len(counts) <= most}
 
-    def _begin_epochs(self) -> None:
+    def _train_on(self) -> None:
+        """Take what was begun anew, and looked at, for what is trained on."""
         self.restarted_at |= self._restarts
         self._restarts.clear()
+        self._looked_at, self._looks_on = set(), False
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
