@@ -806,6 +806,14 @@ def test_what_a_loader_of_a_librarys_own_takes_is_waited_for_too() -> None:
     assert "data" in hung.hooks.timer.seconds
 
 
+def test_a_batch_of_fewer_samples_than_asked_for_counts_those() -> None:
+    model = make_model()
+    with hang() as hung:
+        fit(model, DataLoader(make_data(), batch_size=100, shuffle=True))
+        fit(model, DataLoader(make_data(), batch_size=100, sampler=RandomSampler(make_data(), num_samples=200)))
+    assert [step.samples for step in hung.steps] == [ROWS, 100, 100]
+
+
 def test_a_batch_of_batches_counts_what_is_in_it() -> None:
     class Whole(Dataset[Tensor]):
         def __len__(self) -> int:
