@@ -363,5 +363,5 @@ def make_settings(config: TrainConfig | None, spec: TrialSpec) -> ScriptSettings
 
 def _add_losses(step: ScriptStep) -> torch.Tensor:
     """Return the loss of a step: the sum over its backward passes, which scripts that accumulate have divided."""
-    losses = [loss.reshape(()).float() for loss in step.losses]
+    losses = [loss.reshape(()).float().to(step.losses[0].device) for loss in step.losses]
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum() if losses else torch.zeros(())

@@ -10,8 +10,10 @@ import io
 import pickle
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +156,7 @@ def fit(model: nn.Module, loader: DataLoader[Any], *, epochs: int = 1, lr: float
     return losses
 
 
-def run_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> list[float]:
+def run_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any]) -> list[float]:
     """Train for an epoch, in whatever mode the model is, and return the losses."""
     losses = []
     for x, y in loader:
@@ -370,6 +372,34 @@ def test_a_loss_and_a_frozen_teacher_are_no_roots() -> None:
             optimizer.step()
     assert hung.roots == [model]
     assert len(hung.steps) == 2
+
+
+class Criterion(nn.Module):
+    def forward(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        return model(*inputs).square().mean()
+
+
+def test_a_model_that_a_loss_calls_is_the_root() -> None:
+    model, criterion, x = make_model(), Criterion(), torch.ones(4, 6)
+    with hang(inspects=True) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):  # the last ones after all models are found
+            criterion(model, x).backward()
+            optimizer.step()
+    assert hung.roots == [model]
+    assert [step.samples for step in hung.steps] == [4] * 5
+
+
+def test_a_loss_that_the_script_compiles_hides_what_it_calls_from_the_hooks() -> None:
+    model, x = make_model(), torch.ones(4, 6)
+    in_place = Criterion()
+    in_place.compile(backend="eager")
+    for criterion in (in_place, torch.compile(Criterion(), backend="eager")):
+        with hang() as hung:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            criterion(model, x).backward()
+            optimizer.step()
+        assert (hung.roots, len(hung.steps)) == ([], 1)
 
 
 def test_an_evaluation_makes_no_root_and_is_told_apart() -> None:
@@ -776,6 +806,14 @@ def test_what_a_loader_of_a_librarys_own_takes_is_waited_for_too() -> None:
     assert "data" in hung.hooks.timer.seconds
 
 
+def test_a_batch_of_fewer_samples_than_asked_for_counts_those() -> None:
+    model = make_model()
+    with hang() as hung:
+        fit(model, DataLoader(make_data(), batch_size=100, shuffle=True))
+        fit(model, DataLoader(make_data(), batch_size=100, sampler=RandomSampler(make_data(), num_samples=200)))
+    assert [step.samples for step in hung.steps] == [ROWS, 100, 100]
+
+
 def test_a_batch_of_batches_counts_what_is_in_it() -> None:
     class Whole(Dataset[Tensor]):
         def __len__(self) -> int:
@@ -868,6 +906,20 @@ def test_hooks_draw_no_random_number(inspects: bool) -> None:
     assert hung.hooks.loaders.random_sources == {"torch", "numpy", "random"}
     with hang(training_loaders=(key,), inspects=inspects):
         assert train() == expected
+
+
+def test_a_thread_that_fetches_ahead_gives_each_step_its_batch() -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8)
+    with hang() as hung, ThreadPoolExecutor(1) as thread:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = thread.submit(iter, loader).result()
+        for fetched in (1, 2, 1):
+            for x, y in [thread.submit(next, batches).result() for _ in range(fetched)]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+    assert hung.hooks.watch.training_loaders == {describe_loader(loader)}
+    assert [(step.samples, step.micro_batches) for step in hung.steps] == [(8, 1)] * 4
 
 
 def test_samples_that_draw_nothing_have_no_random_source() -> None:
@@ -1407,6 +1459,36 @@ def test_an_evaluation_without_eval_mode_is_no_training(batch_size: int) -> None
     assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 3
 
 
+def test_an_evaluation_on_the_training_loader_without_eval_mode_is_no_training() -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8, shuffle=True)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run_epoch(model, optimizer, loader)
+        batches = iter(loader)
+        run_epoch(model, optimizer, islice(batches, 2))
+        began = hung.hooks.loaders.restarted_at
+        with torch.no_grad():
+            for x, _ in loader:
+                model(x)
+        run_epoch(model, optimizer, batches)
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4] * 2
+    assert hung.turns.count(False) == 5  # a look at one batch may be a teacher's
+    assert began is not None
+    assert hung.hooks.loaders.restarted_at == began
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_model_whose_activations_are_all_computed_again_evaluates_nothing(reentrant: bool) -> None:
+    model, loader = make_model(), DataLoader(make_data(), batch_size=8)
+    with hang() as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, _ in loader:
+            checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
+            optimizer.step()
+    assert False not in hung.turns
+    assert [step.samples for step in hung.steps] == [8, 8, 8, 8, 8, 4]
+
+
 def test_a_teacher_that_looks_at_the_batches_of_its_student_evaluates_nothing() -> None:
     model, teacher = make_model(), make_model()
     labelled = DataLoader(make_data(), batch_size=8, shuffle=True)
@@ -1567,6 +1649,31 @@ def test_a_loader_is_touched_only_once_something_was_trained_on_it() -> None:
             for x, _ in validation:
                 model(x)
             assert validation.num_workers == 0
+
+
+def test_a_loader_that_evaluates_on_the_training_data_is_not_taken_for_the_one_that_trains() -> None:
+    model, data = make_model(), make_data()
+    loader, evaluation = (DataLoader(data, batch_size=size, shuffle=True) for size in (8, 44))
+    with hang({"num_threads": 2}, training_loaders=(describe_loader(loader),)) as hung:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            with torch.no_grad():
+                for x, _ in evaluation:
+                    model.eval()(x)
+            run_epoch(model.train(), optimizer, loader)
+            assert hung.hooks.loaders.training_loader is loader
+            assert hung.hooks.loaders.training_loaders == [loader]
+        with torch.no_grad():
+            for x, _ in evaluation:
+                model.eval()(x)
+        assert hung.hooks.loaders.training_loader is loader
+        first = weakref.ref(loader)
+        del loader
+        gc.collect()
+        assert first() is None
+        later = DataLoader(data, batch_size=4, shuffle=True)
+        run_epoch(model.train(), optimizer, later)
+        assert hung.hooks.loaders.training_loader is later
 
 
 def test_loaders_are_told_apart_by_what_does_not_change_from_run_to_run() -> None:
@@ -1972,6 +2079,15 @@ def test_an_optimizer_is_not_kept_alive() -> None:
         assert hung.hooks.optimizers.optimizers == []
 
 
+@pytest.mark.parametrize("inspects", [False, True])
+def test_optimizers_that_are_made_anew_are_not_waited_for(inspects: bool) -> None:
+    with hang(inspects=inspects) as hung:
+        for _ in range(3):
+            fit(make_model(), DataLoader(make_data(), batch_size=8))
+    assert [step.micro_batches for step in hung.steps] == [1] * 18
+    assert len(hung.hooks.optimizers.optimizers) == inspects  # the last one, to look at
+
+
 def test_steps_are_seen_after_one_that_raised() -> None:
     """As of a script that finds the batch size that fits its memory."""
 
@@ -2007,6 +2123,32 @@ def test_settings_of_the_process_wait_for_the_first_training_call() -> None:
         assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.get_num_threads() == 1
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
+def test_settings_of_the_process_reach_a_training_without_a_model(by_hand: bool) -> None:
+    frozen, picture = make_model().requires_grad_(False), torch.ones(4, 6, requires_grad=True)
+    with hang({"num_threads": 2, "attention_backend": "math"}) as hung:
+        optimizer = None if by_hand else torch.optim.SGD([picture], lr=0.1)
+        frozen(picture).sum().backward()
+        assert torch.get_num_threads() == 1 + by_hand  # there a step ends with the backward pass
+        if optimizer is not None:
+            optimizer.step()
+        assert torch.get_num_threads() == 2
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert (hung.roots, len(hung.steps)) == ([], 1)
+    assert torch.get_num_threads() == 1
+
+
+def test_a_training_without_a_model_is_where_its_parameters_are() -> None:
+    picture = torch.ones(4, requires_grad=True, device="meta")
+    with hang() as hung:
+        optimizer = torch.optim.SGD([picture], lr=0.1, foreach=False)
+        picture.sum().backward()
+        optimizer.step()
+        assert hung.hooks.device.type == "meta"
+        take_step(make_model(), torch.ones(4, 6))  # what it was is known only now
+    assert hung.hooks.device.type == "cpu"
 
 
 def test_copies_that_are_not_from_pinned_memory_are_as_before() -> None:

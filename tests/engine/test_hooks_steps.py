@@ -372,6 +372,21 @@ def test_an_evaluation_on_the_training_loader_is_no_training() -> None:
     assert story.counts == [(8, 1)] * 4
 
 
+def test_an_evaluation_on_the_training_loader_begins_no_epoch() -> None:
+    story = Story("sgd")
+    for epoch in range(3):
+        for number in range(2):
+            if epoch and not number:
+                story.watch.loader_restarted("train", 10.0 * epoch)
+            story.load(8)
+            story.call()
+            story.backward()
+            story.step("sgd")
+            story.watch.loader_restarted("train", 10.0 * epoch + 5.0)
+            story.validate(8, 8, key="train")
+            assert story.watch.restarted_at == ({"train": 10.0 * epoch} if epoch else {})
+
+
 def test_a_batch_fetched_ahead_of_its_use_is_counted_once() -> None:
     story = Story("sgd")
     story.load(8)
@@ -457,6 +472,18 @@ def test_a_loader_that_gives_a_step_more_batches_says_how_many_there_were() -> N
     assert story.counts[1] == (16 + 24, 3)
 
 
+def test_batches_that_the_script_puts_together_are_one_call() -> None:
+    story = Story("sgd")
+    for _ in range(2):
+        for _ in range(16):
+            story.load(1)
+        story.call(16)
+        story.backward()
+        story.step("sgd")
+    assert story.counts == [(16, 16)] * 2
+    assert [step.calls for step in story.steps] == [1] * 2
+
+
 def test_known_training_loaders_count_from_the_first_batch() -> None:
     story = Story("sgd", training_loaders=("train",))
     assert story.watch.training_loaders == {"train"}
@@ -464,6 +491,48 @@ def test_known_training_loaders_count_from_the_first_batch() -> None:
     story.load(4, "other")
     story.step("sgd")
     assert story.counts == [(8, 1)]
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["one model", "called twice"])
+def test_batches_that_another_thread_fetches_are_counted_by_calls(calls: int) -> None:
+    story = Story("sgd", training_loaders=("train",))
+    for fetched in (2, 0, 1, 0, 2):
+        for _ in range(fetched):
+            story.watch.loader_ran_ahead("train", 8)
+        for _ in range(calls):
+            story.call(3)
+        story.backward()
+        story.step("sgd")
+    assert story.counts == [(8 * calls, calls)] * 5
+
+
+def test_a_loader_that_another_thread_fetches_from_is_found() -> None:
+    story = Story("sgd")
+    story.watch.loader_ran_ahead("validation", 50)
+    story.watch.model_called(0, 50, training=False)
+    for fetched in (2, 0, 1):
+        for _ in range(fetched):
+            story.watch.loader_ran_ahead("train", 8)
+        story.call()
+        story.backward()
+        story.step("sgd")
+        story.watch.loader_ran_ahead("validation", 50)
+        story.watch.model_called(0, 50, training=False)
+        story.watch.loader_ran_ahead("validation", 50)  # one more than the evaluation takes
+    assert story.watch.training_loaders == {"train"}
+    assert story.counts == [(8, 1)] * 3
+
+
+def test_a_loader_whose_batches_no_model_is_seen_to_be_called_with_is_trained_from() -> None:
+    story = Story()
+    story.load(100, "looked at")
+    story.backward()  # before anything is trained
+    for _ in range(3):
+        story.load(8)
+        story.backward()
+        story.validate(50)
+    assert story.watch.training_loaders == {"train"}
+    assert story.counts[1:] == [(8, 1)] * 3
 
 
 def test_steps_in_a_row_share_nothing() -> None:

@@ -6,6 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from record_factory import make_spec, make_target
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from autotune.engine.dataloader import read_generators, restore_generators
 from autotune.engine.hooks.script import ScriptHooks, ScriptSettings
@@ -21,6 +22,7 @@ from autotune.engine.hooks.steps import ScriptStep
 from autotune.machine.limits.products import list_arithmetics
 from autotune.probe.collect import collect_facts, time_target
 from autotune.probe.sources.script import ScriptProbe
+from autotune.probe.sources.script_settings import read_baseline
 from autotune.probe.sources.workload import probe_workload
 from autotune.probe.time_shares import ProbePolicy, TimeShares
 from autotune.records.config import TrainConfig
@@ -169,6 +171,35 @@ def probed(request: pytest.FixtureRequest, _as_it_was: None) -> tuple[TrialResul
 def facts(probed: tuple[TrialResult, Kept]) -> TargetFacts:
     assert probed[0].facts is not None
     return probed[0].facts
+
+
+@pytest.mark.parametrize(("more", "size"), [((), 8), ((20,), 28)], ids=["one loader", "two loaders"])
+def test_the_batch_of_a_script_is_what_all_its_loaders_give(more: tuple[int, ...], size: int) -> None:
+    model, data = nn.Linear(4, 2), TensorDataset(torch.randn(80, 4))
+    loaders = [DataLoader(data, batch_size=8, shuffle=True), *(DataLoader(data, batch_size=one) for one in more)]
+    steps = list[ScriptStep]()
+    hooks = ScriptHooks(ScriptSettings(TrainConfig()), on_step=steps.append, turn=lambda _: None, now=time.perf_counter)
+    with hooks.installed():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batches in zip(*loaders, strict=False):
+            model(torch.cat([x for (x,) in batches])).sum().backward()
+            optimizer.step()
+        script, step = Script(command=("python", "train.py")), steps[-1]
+        baseline = read_baseline(hooks, script, micro_batches=step.micro_batches, samples=step.samples)
+    assert baseline.effective_batch_size == step.samples == size
+
+
+@pytest.mark.parametrize(
+    ("batches", "calls", "evaluations"),
+    [(16, 1, 1), (4, 4, 4), (1, 3, 1), (4, 0, 4)],
+    ids=["put together", "accumulated", "called for several losses", "called past the hooks"],
+)
+def test_a_step_evaluates_what_the_script_calls_its_model_with(batches: int, calls: int, evaluations: int) -> None:
+    steps: Any = None
+    hooks: Any = SimpleNamespace(steps=3, models=SimpleNamespace(roots=[nn.Linear(1, 1)]), device=CPU)
+    probe = ScriptProbe(hooks, steps, make_probe_spec(), shares=TimeShares(0.0, LIMIT_SECONDS))
+    probe._note_step(ScriptStep(16, (), batches, closures=0, calls=calls))
+    assert probe._count_evaluations() == evaluations
 
 
 @pytest.mark.slow_cases("workload")

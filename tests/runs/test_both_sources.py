@@ -25,6 +25,7 @@ from autotune.records.config import TrainConfig
 from autotune.records.script import PrintedMetric, Script
 from autotune.records.trial import GradientPlan, TrialSpec, TrialStatus
 from autotune.runs.purpose import make_run
+from autotune.runs.script import _add_losses
 from autotune.runs.script_source import ScriptSource
 from autotune.runs.source import Found
 from autotune.runs.workload import run_spec
@@ -326,6 +327,11 @@ def test_data_are_recorded_batch_by_batch(run: Runner, tmp_path: Path) -> None:
     assert one == two
     assert set(one.shapes[:5]) == {"float32[8, 4] + float32[8, 1]"}
     assert one.samples == SAMPLES
+
+
+def test_losses_on_several_devices_are_added() -> None:
+    losses = (torch.zeros((), device="meta"), torch.ones(()))
+    assert _add_losses(ScriptStep(8, losses, micro_batches=2, closures=0)).device.type == "meta"
 
 
 def test_a_script_that_ends_makes_do_with_what_it_took(tmp_path: Path) -> None:

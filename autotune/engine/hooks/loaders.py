@@ -28,14 +28,24 @@ _WATCHED_DRAWS = 16
 
 def describe_loader(loader: DataLoader[Any]) -> str:
     """Return what tells a script's loaders apart and stays the same from run to run, whatever the batch size."""
-    dataset = loader.dataset
-    try:
-        length = str(len(dataset))  # type: ignore[arg-type]
-    except Exception:  # a length that cannot be told is no reason to end somebody's training
-        length = "?"
+    dataset, length = loader.dataset, _read_length(loader)
     samplers = (getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler, loader.sampler)
     sampler = next(one for one in samplers if one is not None)  # a sampler need not have a length, nor be true
-    return f"{type(dataset).__qualname__}[{length}] by {type(sampler).__qualname__}"
+    return f"{type(dataset).__qualname__}[{'?' if length is None else length}] by {type(sampler).__qualname__}"
+
+
+def _read_length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except Exception:  # a length that cannot be told is no reason to end somebody's training
+        return None
+
+
+def _read_sizes(loader: DataLoader[Any]) -> tuple[int, ...]:
+    """Return the samples of a full batch, and of one that holds the whole dataset; none where only batches can tell."""
+    has_plain_batches = loader.batch_size is not None or isinstance(loader.batch_sampler, BatchSampler)
+    size, length = read_batch_size(loader) if has_plain_batches else None, _read_length(loader)
+    return () if size is None else (size,) if length is None else (size, min(size, length))
 
 
 def apply_loader_knobs(loader: DataLoader[Any], config: TrainConfig, changed: frozenset[str]) -> None:
@@ -95,8 +105,7 @@ class LoaderHooks:
         self._keys: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._loaders: dict[str, weakref.ref[DataLoader[Any]]] = {}
         self._inspected: dict[str, DataLoader[Any]] | None = {} if inspects else None
-        self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-        self._restarted_at: dict[str, float] = {}
+        self._sizes: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._started: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._counts: dict[str, bool] = {}
         self._own: weakref.WeakKeyDictionary[DataLoader[Any], OwnSettings] = weakref.WeakKeyDictionary()
@@ -117,8 +126,8 @@ class LoaderHooks:
 
     @property
     def restarted_at(self) -> float | None:
-        """When the script last began to iterate over that loader again, by `perf_counter`; None before."""
-        return self._restarted_at.get(self._first_key or "")
+        """When the script last began to train on that loader again, by `perf_counter`; None before."""
+        return self._watch.restarted_at.get(self._first_key or "")
 
     @property
     def _first_key(self) -> str | None:
@@ -155,15 +164,17 @@ class LoaderHooks:
         own = self._own.setdefault(loader, OwnSettings(loader.num_workers, loader.persistent_workers))
         known = self._watch.training_loaders
         if key in known:
-            self._restarted_at[key] = time.perf_counter()
+            self._watch.loader_restarted(key, time.perf_counter())
             self._prepare(loader)
             self._turn(True)
         elif known:
             self._turn(False)
         _tie_workers(loader)
-        self._loaders[key] = weakref.ref(loader)
-        if self._inspected is not None:
-            self._inspected[key] = loader
+        # Another one like that which is trained from may evaluate on the same data.
+        if key not in self._watch.stepped_loaders or self._loaders[key]() is None:
+            self._loaders[key] = weakref.ref(loader)
+            if self._inspected is not None:
+                self._inspected[key] = loader
 
         def follow(loader: DataLoader[Any]) -> Any:
             return self._follow(loader, key, plain_iter)
@@ -180,8 +191,7 @@ class LoaderHooks:
             self._is_starting = False
             self._timer.leave()
         self._keys[iterator] = key
-        has_plain_batches = loader.batch_size is not None or isinstance(loader.batch_sampler, BatchSampler)
-        self._batch_sizes[iterator] = read_batch_size(loader) if has_plain_batches else None
+        self._sizes[iterator] = _read_sizes(loader)
         self._started.pop(iterator, None)
         return iterator
 
@@ -202,17 +212,18 @@ class LoaderHooks:
             self.random_sources.update(moved_generators(before, read_generators()))
         if self.on_batch is not None:
             self.on_batch(key, batch)
-        self._watch.loader_yielded(key, self._count_samples(key, batch, self._batch_sizes.get(iterator)))
+        hear = self._watch.loader_ran_ahead if self._timer.is_beside else self._watch.loader_yielded
+        hear(key, self._count_samples(key, batch, self._sizes.get(iterator, ())))
         return batch
 
-    def _count_samples(self, key: str, batch: Any, batch_size: int | None) -> int:
+    def _count_samples(self, key: str, batch: Any, sizes: tuple[int, ...]) -> int:
         """Return the first dimension of a batch, or the loader's batch size if its first batch has another one."""
         counted = _count(batch)
-        if batch_size is None:
+        if not sizes:
             return counted or 1
-        if self._counts.setdefault(key, counted == batch_size) and counted is not None:
+        if self._counts.setdefault(key, counted in sizes) and counted is not None:
             return counted
-        return batch_size
+        return sizes[0]
 
 
 class _WorkerStart:

@@ -183,6 +183,8 @@ class ModelHooks:
         if _hands_call_on(module):
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         is_part = self._forward_calls.find_caller(module)
+        if not is_part and _has_no_weights(module):
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         has_something_to_train = is_part or any(p.requires_grad for p in module.parameters())
         if has_something_to_train and self._is_training_call(module):
             if self._watch.has_begun and not is_part and self._may_be_root(module):
@@ -197,7 +199,7 @@ class ModelHooks:
                 self._saw_evaluated |= torch.is_grad_enabled()
                 self._leave_training(module)
             elif has_something_to_train and not torch.is_grad_enabled():
-                self._watch.model_looked()
+                self._look_at_batch()
             evaluates = has_something_to_train and not module.training
             return self._outside(partial(_find_call(module), *args, **kwargs), evaluates)
 
@@ -264,7 +266,7 @@ class ModelHooks:
                     self._saw_evaluated |= torch.is_grad_enabled()
                     self._leave_training(root)
                 else:
-                    self._watch.model_looked()
+                    self._look_at_batch()
                 return self._outside(partial(inner if root.training else own, *args, **kwargs), not root.training)
 
         # Written past __setattr__: a module that torch.compile returned hands attributes on to the one it wraps.
@@ -319,6 +321,10 @@ class ModelHooks:
             return  # an attack on the batch to be trained on
         self._turn(False)
         self._watch.model_called(id(module), 0, training=False, is_tracked=is_tracked)
+
+    def _look_at_batch(self) -> None:
+        if self._watch.model_looked():
+            self._turn(False)
 
 
 @contextmanager
@@ -400,6 +406,14 @@ def _hands_call_on(module: nn.Module) -> bool:
         and "_compiled_call_impl" not in module.__dict__
         and len(module.device_ids) < 2
     )
+
+
+def _has_no_weights(module: nn.Module) -> bool:
+    """Return whether a module is none of the model, and may call the one that it is given: `criterion(model, batch)`.
+
+    Not where the script has compiled it: a compiler must not see that roots are looked for.
+    """
+    return next(module.parameters(), None) is None and not is_compiled(module)
 
 
 def _find_call(module: nn.Module) -> Call:

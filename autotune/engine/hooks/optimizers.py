@@ -106,11 +106,13 @@ class OptimizerHooks:
         self._watch.optimizer_began()
 
     def _know(self, optimizer: Optimizer) -> None:
+        if self._inspected is not None:
+            self._inspected.clear()  # what the script has let go of while it trains on is gone, as without a look at it
         self._known = [known for known in self._known if known() is not None]
         self._known.append(weakref.ref(optimizer))
         weakref.finalize(optimizer, self._watch.optimizer_gone, id(optimizer)).atexit = False
         if self._inspected is not None:
-            self._inspected.append(optimizer)
+            self._inspected += self.optimizers
 
     def _leave_failed(self, optimizer: Optimizer) -> None:
         """Leave the steps that have raised, as of one that ran out of memory: PyTorch tells of no end then."""

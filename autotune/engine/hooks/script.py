@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ class ScriptHooks:
 
     @property
     def device(self) -> torch.device:
-        """Where the script's first model is; the CPU before one was called."""
+        """Where the script's first model is, or what it trains without one; the CPU before it is known."""
         return self._device or torch.device("cpu")
 
     @contextmanager
@@ -138,6 +139,8 @@ class ScriptHooks:
     def _end_step(self, step: ScriptStep) -> None:
         if self.models.end_step():  # of this step nothing is known yet
             return
+        if self._device is None:
+            self._begin_without_model(step)
         self.steps += 1
         if self.steps == self._finds_until:
             self.models.stop_finding()
@@ -154,10 +157,18 @@ class ScriptHooks:
         if "optimizer_implementation" in self._settings.changed and is_fresh(optimizer):
             apply_optimizer_implementation(optimizer, self._settings.config)
 
+    def _begin_without_model(self, step: ScriptStep) -> None:
+        stepped = (one for optimizer in self.optimizers.optimizers for one in optimizer.param_groups[0]["params"])
+        trained = next(chain(stepped, step.losses), None)
+        if trained is not None:
+            self._device = trained.device
+            self._enter_process_settings()
+
     def _prepare_model(self, root: nn.Module) -> Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]:
         if self._device is None:
-            self._device = next(root.parameters()).device
             self._enter_process_settings()
+        if not self.models.roots:
+            self._device = next(root.parameters()).device
         self._change_model(root)
         return self._make_run()
 
@@ -214,7 +225,7 @@ class ScriptHooks:
         self._fallback.follow(root)
 
     def _enter_process_settings(self) -> None:
-        # At the first training call: whatever the script itself sets at its start has been set by now.
+        # At the first training call, or after the first step without one: what the script itself sets has been set.
         if "attention_backend" in self._settings.changed:
             self._own_kernels = list_attention_kernels()
         self._stack.enter_context(process_settings(self._settings.config, self._settings.changed))

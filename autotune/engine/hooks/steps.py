@@ -31,12 +31,15 @@ class ScriptStep:
         micro_batches: that the loader gave; without a loader, training calls of the first model.
         closures: backward passes within an optimizer's step, of all models: one that evaluates its loss again and again
             makes many.
+        calls: training calls of the model that is called most often, on one batch or on several that the script has
+            put together; 0 where none was seen.
     """
 
     samples: int
     losses: tuple[Tensor, ...]
     micro_batches: int
     closures: int
+    calls: int = 0
 
 
 class StepWatch:
@@ -44,17 +47,25 @@ class StepWatch:
 
     Attributes:
         training_loaders: keys of the loaders whose batches were trained on.
+        stepped_loaders: keys of those that gave a step that has ended its batches.
+        restarted_at: when a loader began anew what was trained on then, by its key.
     """
 
     def __init__(self, on_step: Callable[[ScriptStep], None], training_loaders: tuple[str, ...] = ()) -> None:
         self.training_loaders: set[str] = set(training_loaders)
+        self.stepped_loaders: set[str] = set()
+        self.restarted_at: dict[str, float] = {}
+        self._restarts: dict[str, float] = {}
         self._given = frozenset(training_loaders)
         self._doubtful: set[str] | None = None
         self._on_step = on_step
         self._fresh: dict[str, list[int]] = {}
         self._aside: dict[str, list[int]] = {}
+        self._ahead: dict[str, int] = {}
         self._looks_tracked = self._awaits_backward = False
         self._was_attacked = self._has_looked = self._evaluates = False
+        self._looked_at: set[str] = set()
+        self._looks_on = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -81,13 +92,29 @@ class StepWatch:
         """An optimizer was constructed."""
         self._optimizers_built += 1
 
+    def loader_restarted(self, key: str, moment: float) -> None:
+        """A loader that is trained from begins anew: an epoch, or an evaluation on its data."""
+        self._restarts[key] = moment
+
     def loader_yielded(self, key: str, samples: int) -> None:
         """A loader gave a batch."""
         if self._has_looked and not self._was_attacked:  # another one before the last was trained on: an evaluation
             self._fresh.clear()
             self._evaluates = True
         self._aside, self._has_looked = {}, False
+        if key in self._looked_at:  # the same for a look in training mode
+            self._fresh.pop(key, None)
+            self._looks_on = True
+        self._looked_at.discard(key)
+        self._ahead.pop(key, None)
         self._fresh.setdefault(key, []).append(samples)
+
+    def loader_ran_ahead(self, key: str, samples: int) -> None:
+        """A loader gave a batch to another thread than the one that trains, which will have it some time later.
+
+        Between two steps it gives none or several, as the threads are fast: each training call is taken to have one.
+        """
+        self._ahead[key] = samples
 
     @property
     def is_evaluating(self) -> bool:
@@ -125,27 +152,42 @@ class StepWatch:
             self._aside = (self._aside | self._fresh) if is_tracked else {}
             self._fresh.clear()
             self._pending.clear()
+            self._restarts.clear()
+            self._looked_at, self._looks_on = set(), False
+            self._keep_known_ahead()
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
         self._aside = {}
         self._was_attacked = self._has_looked = self._evaluates = False
+        self._train_on()
         if self._fresh:
             self._drop_evaluated()
             self._pending = set(self._fresh)
             self._commit()
+        if not self._ahead.keys() & self.training_loaders:  # else an evaluation that was left early runs ahead
+            self._pending |= self._ahead.keys()
         calls = self._called.setdefault(model, [])
         if not (self._depth and calls):  # an optimizer that evaluates its loss again and again does so on one batch
             calls.append(samples)
 
-    def model_looked(self) -> None:
-        """An outermost model call begins in training mode, without gradients.
+    def model_looked(self) -> bool:
+        """Hear that an outermost model call begins in training mode, without gradients; return whether it evaluates.
 
         It evaluates if its batch is of a loader that is not trained from, once it is known which ones are: a teacher
-        or a target network is called on what its student will be trained on.
+        or a target network is called on what its student will be trained on. Where batch after batch is looked at and
+        none trained on, it evaluates as well.
         """
+        if self._looks_on:
+            self._restarts.clear()
         if self.training_loaders:
-            self._fresh = {key: counts for key, counts in self._fresh.items() if key in self.training_loaders}
+            self._fresh = {key: counts for key, counts in [*self._fresh.items()] if key in self.training_loaders}
+            self._keep_known_ahead()
+            self._looked_at = set(self._fresh)
+        return self._looks_on
+
+    def _keep_known_ahead(self) -> None:
+        self._ahead = {key: samples for key, samples in [*self._ahead.items()] if key in self.training_loaders}
 
     def took_gradients(self) -> None:
         """Gradients were taken of what was called in eval mode: an attack on the batch, and no part of the loss."""
@@ -154,6 +196,9 @@ class StepWatch:
     def went_backward(self, loss: Tensor | None) -> None:
         """A backward pass has ended."""
         self._awaits_backward = False
+        self._train_on()
+        if not self._called and self.has_begun:  # what is trained is called past every hook
+            self._pending |= self._fresh.keys()
         self.training_loaders |= self._pending
         self._commit()
         if loss is not None and not self._is_evaluated_again():
@@ -211,13 +256,20 @@ class StepWatch:
         known = self._fresh.keys() & self.training_loaders
         most = max((len(self._fresh[key]) for key in known), default=0)
         if known:
-            self._fresh = {key: counts for key, counts in self._fresh.items() if key in known or len(counts) <= most}
+            fresh = [*self._fresh.items()]
+            self._fresh = {key: counts for key, counts in fresh if key in known or len(counts) <= most}
+
+    def _train_on(self) -> None:
+        """Take what was begun anew, and looked at, for what is trained on."""
+        self.restarted_at |= self._restarts
+        self._restarts.clear()
+        self._looked_at, self._looks_on = set(), False
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
-        for key, counts in self._fresh.items():
+        while self._fresh:  # another thread may write to it, until it is known which one trains
+            key, counts = self._fresh.popitem()
             self._yielded.setdefault(key, []).extend(counts)
-        self._fresh.clear()
 
     def _forget_idle(self) -> None:
         """Forget a loader that gave a batch before the first step, to be looked at, and none to the second step."""
@@ -229,11 +281,17 @@ class StepWatch:
 
     def _end_step(self) -> None:
         self._commit()
+        calls = next(iter(self._called.values()), [])
+        for key in self._ahead.keys() & self.training_loaders:
+            self._yielded[key] = [self._ahead[key]] * max(1, len(calls))
         self._forget_idle()
-        yielded = [self._yielded[key] for key in sorted(self.training_loaders & self._yielded.keys())]
-        batches = max(yielded, key=len, default=[]) or next(iter(self._called.values()), [])
+        keys = sorted(self.training_loaders & self._yielded.keys())
+        self.stepped_loaders.update(keys)
+        yielded = [self._yielded[key] for key in keys]
+        batches = max(yielded, key=len, default=[]) or calls
         samples = sum(map(sum, yielded)) or sum(batches)
-        step = ScriptStep(samples, tuple(self._losses), micro_batches=len(batches), closures=self._closures)
+        most = max(map(len, self._called.values()), default=0)
+        step = ScriptStep(samples, tuple(self._losses), len(batches), self._closures, calls=most)
         self._yielded.clear()
         self._called.clear()
         self._losses.clear()
@@ -281,20 +339,25 @@ class PhaseTimer:
         """The script is at work on a step, in none of its phases: what its loss is made of is computed there."""
         return not self.is_aside and not self._open
 
+    @property
+    def is_beside(self) -> bool:
+        """This thread is another one than that which takes the steps."""
+        return self._thread not in (None, threading.get_ident())
+
     def enter(self, phase: str) -> None:
         """Begin a phase."""
         thread = threading.get_ident()
         if phase == "optimizer" and self._thread is None:
             self._thread = thread
             self._open = [one for one in self._open if one[1] == thread]  # what another has begun it does not end here
-        if self._thread not in (None, thread):
+        if self.is_beside:
             return
         self._turn()
         self._open.append(("aside" if self.is_aside else phase, thread))
 
     def leave(self) -> None:
         """End the phase that was begun last."""
-        if self._thread not in (None, threading.get_ident()):
+        if self.is_beside:
             return
         self._turn()
         if self._open:

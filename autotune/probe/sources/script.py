@@ -88,6 +88,7 @@ class ScriptProbe:
         self._hooks, self._spec, self._shares = hooks, spec, shares
         self._began = 0.0
         self._micro_batches: list[int] = []
+        self._passes: list[int] = []
         self._evaluations: list[int] = []
         self._samples: list[int] = []
         self._since: tuple[int, float, Counter[str]] | None = None
@@ -234,7 +235,10 @@ class ScriptProbe:
         hooks, on_gpu = self._hooks, self.device.type == "cuda"
         if hooks.steps > _FIRST_STEADY_STEP:
             self._micro_batches.append(step.micro_batches)
-            self._evaluations.append(max(step.micro_batches, step.closures // max(1, len(hooks.models.roots))))
+            # A script may put the batches of its loader together and call its model once on all of them.
+            passes = min(step.micro_batches, step.calls or step.micro_batches)
+            self._passes.append(passes)
+            self._evaluations.append(max(passes, step.closures // max(1, len(hooks.models.roots))))
             self._samples.append(step.samples)
         elif hooks.steps == _FIRST_STEADY_STEP:
             self._since = (hooks.steps, time.perf_counter(), Counter(hooks.timer.seconds))
@@ -301,7 +305,7 @@ class ScriptProbe:
         all_weights = sum(p.numel() for p in {id(p): p for root in roots for p in root.parameters()}.values())
         trained = min(1.0, sum(p.numel() for p in trainable) / max(1, all_weights))
         per_step = (1.0 + 2.0 * trained) * seen.flops * self._count_evaluations()
-        calls = seen.calls * max(1, _most_common(self._micro_batches))
+        calls = seen.calls * max(1, _most_common(self._passes))
         return describe_models(
             roots, trainable, seen, flops_per_sample=per_step / samples_per_step if per_step else None
         ).replace(calls_per_step=calls or None)

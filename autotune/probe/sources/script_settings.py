@@ -47,8 +47,9 @@ def read_baseline(hooks: ScriptHooks, script: Script, *, micro_batches: int, sam
         "cudnn_benchmark": on_gpu and torch.backends.cudnn.benchmark,
     }
     if loader is not None:
+        size = read_batch_size(loader) if len(hooks.loaders.training_loaders) == 1 else None
         seen |= {
-            "micro_batch_size": read_batch_size(loader) or seen["micro_batch_size"],
+            "micro_batch_size": size or seen["micro_batch_size"],  # of several loaders it is what they give together
             # PyTorch takes any number for a number, and whatever is not empty for True.
             "num_workers": int(loader.num_workers),
             "prefetch_factor": int(loader.prefetch_factor or 2),
