@@ -693,7 +693,7 @@ for _ in range(1000):
         print(loss.item())
 """
     )
-    result = project.run(purpose="probe", config=None, seconds=40.0)
+    result = project.run(purpose="probe", config=None, seconds=120.0)
     assert result.facts is not None, result.error
     facts = result.facts
     assert facts.work is not None
