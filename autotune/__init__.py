@@ -6,6 +6,7 @@ Importing this package imports neither torch nor optuna; each name is loaded at 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from autotune.version import VERSION
@@ -74,12 +75,16 @@ _HOME = {
 }
 
 
+def _refuse(*_arguments: Any, **_options: Any) -> None:
+    """Raise what any call raises on another system than Linux."""
+    importlib.import_module("autotune.errors").require_linux()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    if name.startswith("run_"):
-        # Before what it needs is imported: some of that is not there elsewhere.
-        importlib.import_module("autotune.errors").require_linux()
+    if name.startswith("run_") and sys.platform != "linux":  # some of what it imports is not there elsewhere
+        return _refuse
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

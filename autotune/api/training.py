@@ -71,10 +71,13 @@ def run_training(
 def _heeding_interrupts(callbacks: TrainingCallbacks) -> Iterator[TrainingCallbacks]:
     """Yield callbacks by which a first Ctrl-C stops a training too, on the main thread; it is raised when that is over.
 
+    A program that handles it by itself, or ignores it, goes on doing so.
+
     Raises:
         KeyboardInterrupt: it came.
     """
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield callbacks
         return
     from autotune.cli.stopping import stop_on_signals

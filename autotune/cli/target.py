@@ -127,7 +127,7 @@ class TargetCommand(Command):
     def mend(self, error: Any, ctx: Any, args: list[str]) -> None:
         """Have an error about an option that a script's command has say where such a command is written."""
         super().mend(error, ctx, args)
-        option = getattr(error, "option_name", None)
+        option = error.option_name if hasattr(error, "possibilities") else None  # there is no such option
         typed = takewhile(lambda word: option is not None and not word.startswith(option), args)
         command = [*dropwhile(lambda word: not _BEGINS_COMMAND.fullmatch(word), typed)]
         if command and COMMAND_FOLLOWS not in args:

@@ -21,6 +21,7 @@ from autotune.records.measurement import Interval
 
 _OTHER_NOISE = 2.0
 _OUTLIER_CONFIDENCE = 0.999
+_MOST_OUTLIERS = 4
 _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
 
 
@@ -185,24 +186,26 @@ def pooled_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degre
 def quiet_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degrees: float) -> tuple[float, float]:
     """Return what `pooled_sd` does, of that part of the groups in which nothing is out of all proportion.
 
-    Each group is taken apart into as many independent contrasts as it has degrees of freedom (Helmert), which are
-    counted from the smallest on: one that these have a chance of 1 in 500 to explain ends it. One launch beside a stall
-    would else be most of the noise of all.
+    Each group is taken apart into as many independent contrasts as it has degrees of freedom (Helmert). The largest is
+    left out while all others have a chance of 1 in 500 to explain it, a quarter of them at most or one: one launch
+    beside a stall would else be most of the noise of all.
 
     Raises:
         ValueError: as of `pooled_sd`.
     """
     sizes = sorted(abs(one) for group in groups for one in _contrast(group))
-    counted: list[float] = []
-    sd, degrees = pooled_sd([], prior_sd=prior_sd, prior_degrees=prior_degrees)
-    for size in sizes:
-        if degrees and size > student_t_quantile(_OUTLIER_CONFIDENCE, degrees) * sd:
+
+    def pool(count: int) -> tuple[float, float]:
+        squares = prior_degrees * prior_sd * prior_sd + math.fsum(one * one for one in sizes[:count])
+        return math.sqrt(squares / (prior_degrees + count)), prior_degrees + count
+
+    kept, least = len(sizes), len(sizes) - max(1, len(sizes) // _MOST_OUTLIERS)
+    while kept > max(0, least) and prior_degrees + kept > 1:
+        sd, degrees = pool(kept - 1)
+        if sizes[kept - 1] <= student_t_quantile(_OUTLIER_CONFIDENCE, degrees) * sd:
             break
-        counted.append(size)
-        squares = math.fsum([prior_degrees * prior_sd * prior_sd, *(one * one for one in counted)])
-        degrees = prior_degrees + len(counted)
-        sd = math.sqrt(squares / degrees)
-    return sd, degrees
+        kept -= 1
+    return pool(kept) if sizes else pooled_sd([], prior_sd=prior_sd, prior_degrees=prior_degrees)
 
 
 def _contrast(group: Sequence[float]) -> list[float]:

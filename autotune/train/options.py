@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -111,7 +112,10 @@ def _ignore(_told: Any) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+    try:
+        warnings.warn(text, stacklevel=2)
+    except Warning as raised:  # where they are errors: what was trained is not lost for one
+        sys.stderr.write(f"{raised}\n")
 
 
 def _ignore_both(_told: Any, _more: Any) -> None:

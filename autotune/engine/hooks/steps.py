@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 _MOST_ACCUMULATED = 1024
@@ -65,7 +66,8 @@ class StepWatch:
         self._looks_tracked = self._awaits_backward = False
         self._was_attacked = self._has_looked = self._evaluates = False
         self._looked_at: set[str] = set()
-        self._looks_on = False
+        self._skipped: dict[str, list[int]] = {}
+        self._looks_on = self._trains_on_looks = False
         self._pending: set[str] = set()
         self._yielded: dict[str, list[int]] = {}
         self._called: dict[int, list[int]] = {}
@@ -76,7 +78,12 @@ class StepWatch:
         self._stepped: set[int] = set()
         self._optimizers_built = 0
         self._backwards = self._closures = 0
-        self._has_gone_backward = False
+        self._has_gone_backward = self._has_called = False
+
+    @property
+    def _trains_unseen(self) -> bool:
+        """The script has trained, and no model was seen to be called for it."""
+        return self._has_gone_backward and not self._has_called
 
     @property
     def has_begun(self) -> bool:
@@ -102,8 +109,10 @@ class StepWatch:
             self._fresh.clear()
             self._evaluates = True
         self._aside, self._has_looked = {}, False
-        if key in self._looked_at:  # the same for a look in training mode
-            self._fresh.pop(key, None)
+        if not torch.is_grad_enabled() and self._trains_unseen and key not in self.training_loaders:
+            return  # an evaluation of what no hook sees
+        if key in self._looked_at and not self._trains_on_looks:  # the same for a look in training mode
+            self._skipped.setdefault(key, []).extend(self._fresh.pop(key, []))
             self._looks_on = True
         self._looked_at.discard(key)
         self._ahead.pop(key, None)
@@ -112,7 +121,8 @@ class StepWatch:
     def loader_ran_ahead(self, key: str, samples: int) -> None:
         """A loader gave a batch to another thread than the one that trains, which will have it some time later.
 
-        Between two steps it gives none or several, as the threads are fast: each training call is taken to have one.
+        Between two steps it gives none or several, as the threads are fast: each backward pass is taken to have one, as
+        far as every model was called as often.
         """
         self._ahead[key] = samples
 
@@ -153,13 +163,14 @@ class StepWatch:
             self._fresh.clear()
             self._pending.clear()
             self._restarts.clear()
-            self._looked_at, self._looks_on = set(), False
+            self._forget_looks()
             self._keep_known_ahead()
             return
         if self._was_attacked and not self._fresh:
             self._fresh.update(self._aside)
         self._aside = {}
         self._was_attacked = self._has_looked = self._evaluates = False
+        self._has_called = True
         self._train_on()
         if self._fresh:
             self._drop_evaluated()
@@ -198,6 +209,7 @@ class StepWatch:
         self._awaits_backward = False
         self._train_on()
         if not self._called and self.has_begun:  # what is trained is called past every hook
+            self._drop_evaluated()
             self._pending |= self._fresh.keys()
         self.training_loaders |= self._pending
         self._commit()
@@ -260,10 +272,17 @@ class StepWatch:
             self._fresh = {key: counts for key, counts in fresh if key in known or len(counts) <= most}
 
     def _train_on(self) -> None:
-        """Take what was begun anew, and looked at, for what is trained on."""
+        """Take what was begun anew, and looked at last, for what is trained on."""
         self.restarted_at |= self._restarts
         self._restarts.clear()
+        for key in self._skipped.keys() & self._looked_at:  # one look after another came before any of it was
+            self._fresh[key] = [*self._skipped[key], *self._fresh.get(key, [])]
+            self._trains_on_looks = True
+        self._forget_looks()
+
+    def _forget_looks(self) -> None:
         self._looked_at, self._looks_on = set(), False
+        self._skipped.clear()
 
     def _commit(self) -> None:
         """Count what the loaders gave: it is trained on. What an evaluation takes is dropped instead."""
@@ -282,8 +301,9 @@ class StepWatch:
     def _end_step(self) -> None:
         self._commit()
         calls = next(iter(self._called.values()), [])
+        fewest = min([self._backwards, *map(len, self._called.values())])
         for key in self._ahead.keys() & self.training_loaders:
-            self._yielded[key] = [self._ahead[key]] * max(1, len(calls))
+            self._yielded[key] = [self._ahead[key]] * max(1, fewest)
         self._forget_idle()
         keys = sorted(self.training_loaders & self._yielded.keys())
         self.stepped_loaders.update(keys)

@@ -338,8 +338,13 @@ class Explorer:
 
         Were the best not shown to learn the same then, there would be nothing to prove.
         """
-        left = self._fallback_seconds()
-        return self._find_exact_part(Tried(self.log, suspects, left, self.fleet.list_taken()), left)
+        log, left, best = self.log, self._fallback_seconds(), self.log.ranking.leader
+        part = self._find_exact_part(Tried(log, suspects, left, self.fleet.list_taken()), left)
+        if part is None or best is None:
+            return None
+        needed = self.proof_seconds(best.config) + LEAST_ROUNDS * log.prices.pair_seconds(best.config)
+        leaves_enough = self.starter.budget.remaining_seconds - self._price(part) >= needed
+        return part if leaves_enough or self.study.expect(part) >= best.score / 2 else None
 
     def _fallback_seconds(self) -> float:
         return self.starter.budget.remaining_seconds - LEAST_ROUNDS * self.log.prices.pair_seconds(None)

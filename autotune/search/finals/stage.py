@@ -34,19 +34,21 @@ from autotune.search.finals.rounds import (
     pick_best,
     run_finals,
 )
+from autotune.search.launch.length import find_warmup_steps
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.turns import fit_together
 from autotune.search.log import SearchLog
 from autotune.search.scores.ranking import compile_cost, find_compile_seconds, list_alike
 
 
-def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
+def make_launch(log: SearchLog, starter: TrialStarter, samples: int, candidate: TrainConfig | None = None) -> Launch:
     """Return what runs one launch of the finals; it returns None where there is no time for one, or it was cut.
 
     Args:
         log: of the search, for what launches take.
         starter: starts them.
         samples: that each of them measures.
+        candidate: that the user's settings are launched beside: both warm up alike; None for others as well.
     """
     policy = log.problem.policy
 
@@ -57,7 +59,12 @@ def make_launch(log: SearchLog, starter: TrialStarter, samples: int) -> Launch:
             return None
         full = policy.finals_patience * expected + policy.finals_patience_seconds
         result = starter.launch(
-            config, "final", min(remaining, full), ends_with_stage=remaining < full, measure_samples=samples
+            config,
+            "final",
+            min(remaining, full),
+            ends_with_stage=remaining < full,
+            least_warmup_steps=find_warmup_steps(log, candidate or config),
+            measure_samples=samples,
         )
         if result.cause == "disturbed":  # the machine slept: as if it had not been
             return launch(config)
@@ -80,13 +87,14 @@ def make_pair_launch(
         samples: that each of them measures.
         on_apart: told that pairs are not in turns any more.
     """
-    policy, launch = log.problem.policy, make_launch(log, starter, samples)
+    policy = log.problem.policy
     took: list[float] = []
 
     def launch_pair(first: TrainConfig, second: TrainConfig) -> tuple[TrialResult, TrialResult] | None:
+        candidate = second if first == log.problem.baseline else first
+        launch = make_launch(log, starter, samples, candidate)
         if not (log.takes_turns and fit_together(log, first, second)):
             return _launch_both(launch, first, second)
-        candidate = second if first == log.problem.baseline else first
         expected = statistics.median(took) if took else price_pair(log, candidate)
         remaining = starter.budget.remaining_seconds
         if starter.should_stop() or remaining < expected:
@@ -220,7 +228,7 @@ def _take_look(
     outcome = run_finals(
         [config],
         log.problem.baseline,
-        make_launch(log, starter, plan.samples),
+        make_launch(log, starter, plan.samples, config),
         rounds=rounds,
         seed=problem.state.seed + len(earlier),
         terms=Terms(

@@ -131,6 +131,7 @@ class TrialStarter:
         task: TrialTask = _TIMED,
         ends_with_stage: bool = True,
         rival: Rival | None = None,
+        least_warmup_steps: int = 0,
         measure_samples: int | None = None,
     ) -> TrialResult:
         """Run one config for at most some seconds and return its result.
@@ -142,10 +143,11 @@ class TrialStarter:
             task: of a trial that is not timed.
             ends_with_stage: the time is what was left; a trial that runs into it counts as interrupted.
             rival: end the timing early once it is clearly slower than this, in its first steps if it is hopeless.
+            least_warmup_steps: it warms up over.
             measure_samples: time this many, whatever the precision.
         """
         limits = self._trial_limits(seconds, ends_with_stage=ends_with_stage).replace(
-            least_warmup_steps=find_warmup_steps(self._log, config) if purpose == "final" else 0,
+            least_warmup_steps=least_warmup_steps,
             measure_samples=measure_samples,
             rival=rival,
             pace=self._make_pace(config) if rival else None,

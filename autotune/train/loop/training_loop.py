@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -108,11 +108,21 @@ class RunLoop:
         with deferred_worker_deaths() as defer_deaths:
             try:
                 return self._run(defer_deaths)
-            except RuntimeError:  # a device tells of what went wrong where it is waited for next: at a check, in a save
-                with blame_target(f"{self.loaded.label}: after step {self.progress.step}"):
-                    raise
             finally:
                 self._lines.close()
+
+    @contextmanager
+    def _waiting_for_device(self) -> Iterator[None]:
+        """Blame the target for what its device tells of where it is waited for: what went wrong in a step before.
+
+        Raises:
+            TargetError: it does.
+        """
+        try:
+            yield
+        except RuntimeError:
+            with blame_target(f"{self.loaded.label}: after step {self.progress.step}"):
+                raise
 
     def _run(self, defer_deaths: Callable[[], None]) -> Ending:
         if not self._pick_up_metrics():
@@ -134,7 +144,9 @@ class RunLoop:
                 if self.progress.step == first_step:  # it also compiles, and starts the workers
                     self.watch.start(self.progress)
                 elif self.watch.seconds >= self.policy.show_seconds:
-                    self._tell(self._losses[-1].item())
+                    with self._waiting_for_device():
+                        loss = self._losses[-1].item()
+                    self._tell(loss)
                 continue
             self._check_health(at_once=outcome.ends_epoch or stopping)
             if stopping or since >= self.checkpoint_seconds or (outcome.ends_epoch and self._can_afford_save(since)):
@@ -155,7 +167,8 @@ class RunLoop:
             OSError: the disk cannot be written.
         """
         began = time.perf_counter()
-        flaw = find_non_finite(self.training) if self._checks_weights else None
+        with self._waiting_for_device():
+            flaw = find_non_finite(self.training) if self._checks_weights else None
         if flaw is not None:
             raise FaultFound(Fault("non-finite", f"{flaw} is not finite", self.progress.step))
         self._lines.flush()
@@ -163,7 +176,8 @@ class RunLoop:
         config = self.training.config.model_dump(mode="json")
         notes = {"meters": self.meters.capture(), "guard": seen, "config": config}
         self.checkpoints.anchor_step = None if seen is None else seen["clean_step"]
-        self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
+        with self._waiting_for_device():
+            self.last_checkpoint = self.checkpoints.save(self.training, self.progress, notes)
         self.meters.record_checkpoint(time.perf_counter() - began)
         self._saved_step = self.progress.step
 
@@ -251,9 +265,10 @@ class RunLoop:
 
     def _check_health(self, *, at_once: bool) -> None:
         """Check the steps since the last check, and write a line: this is where the loop waits for the device."""
-        losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
-        self._losses.clear()
-        self._health.check(losses, self.progress, learning_rate=read_learning_rate(self.training))
+        with self._waiting_for_device():
+            losses: list[float] = torch.stack([loss.reshape(()) for loss in self._losses]).tolist()
+            self._losses.clear()
+            self._health.check(losses, self.progress, learning_rate=read_learning_rate(self.training))
         self._tell(losses[-1], at_once=at_once)
 
     def _tell(self, loss: float, *, at_once: bool = False) -> None:
