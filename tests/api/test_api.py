@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,32 @@ def test_a_first_interrupt_ends_a_training_at_a_step_and_is_raised_when_it_is_ov
     finally:
         signal.signal(signal.SIGINT, before)
     assert over == [True]
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, lambda _number, _frame: None], ids=["ignored", "handled"])
+def test_an_interrupt_that_the_program_handles_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: Any
+) -> None:
+    (tmp_path / "train.py").write_text("workload = make()\n")
+
+    def train(_options: Any, _target: Any, *, callbacks: TrainingCallbacks, **_others: Any) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return callbacks.should_stop()
+
+    monkeypatch.setattr(train_stage, "run_training", train)
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        assert not autotune.run_training(None, "train.py:workload", folder=tmp_path)
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_warnings_of_a_training_lose_it_nothing_where_they_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrainingCallbacks().warn("stopped at step 3")
+    assert capsys.readouterr().err == "stopped at step 3\n"
 
 
 def test_warnings_of_a_training_are_pythons_where_nobody_is_told() -> None:

@@ -493,17 +493,24 @@ def test_known_training_loaders_count_from_the_first_batch() -> None:
     assert story.counts == [(8, 1)]
 
 
-@pytest.mark.parametrize("calls", [1, 2], ids=["one model", "called twice"])
-def test_batches_that_another_thread_fetches_are_counted_by_calls(calls: int) -> None:
+@pytest.mark.parametrize(
+    ("calls", "backwards", "batches"),
+    [([0], 1, 1), ([0, 0], 2, 2), ([0, 0], 1, 1), ([0, 0, 1, 0], 3, 1)],
+    ids=["one model", "two micro batches", "two views", "a discriminator and a generator"],
+)
+def test_batches_that_another_thread_fetches_are_counted_by_what_is_trained(
+    calls: list[int], backwards: int, batches: int
+) -> None:
     story = Story("sgd", training_loaders=("train",))
     for fetched in (2, 0, 1, 0, 2):
         for _ in range(fetched):
             story.watch.loader_ran_ahead("train", 8)
-        for _ in range(calls):
-            story.call(3)
-        story.backward()
+        for model in calls:
+            story.call(3, model)
+        for _ in range(backwards):
+            story.backward()
         story.step("sgd")
-    assert story.counts == [(8 * calls, calls)] * 5
+    assert story.counts == [(8 * batches, batches)] * 5
 
 
 def test_a_loader_that_another_thread_fetches_from_is_found() -> None:
@@ -533,6 +540,35 @@ def test_a_loader_whose_batches_no_model_is_seen_to_be_called_with_is_trained_fr
         story.validate(50)
     assert story.watch.training_loaders == {"train"}
     assert story.counts[1:] == [(8, 1)] * 3
+
+
+def test_an_evaluation_of_what_no_hook_sees_is_no_training() -> None:
+    story = Story("sgd")
+    for _ in range(3):
+        for _ in range(2):
+            story.load(8)
+            story.backward()
+            story.step("sgd")
+        with torch.no_grad():
+            for _ in range(5):
+                story.load(8, "validation")
+    assert story.counts == [(8, 1)] * 6
+    assert story.watch.training_loaders == {"train"}
+
+
+def test_batches_that_are_all_looked_at_before_all_are_trained_on_are_of_one_step() -> None:
+    """As CLIP with a large batch in parts: features of all without gradients first."""
+    story, evaluated = Story("sgd"), []
+    for _ in range(4):
+        for _ in range(3):
+            story.load(8)
+            evaluated.append(story.watch.model_looked())
+        for _ in range(3):
+            story.call()
+            story.backward()
+        story.step("sgd")
+    assert story.counts == [(24, 3)] * 4
+    assert not any(evaluated[6:])
 
 
 def test_steps_in_a_row_share_nothing() -> None:

@@ -162,6 +162,8 @@ def test_what_is_exact_in_the_best_is_launched_by_itself_before_its_proof() -> N
     assert explore_around(0.01, is_due=True) == [FASTER]  # it promises next to nothing
     assert explore_around(0.1, kept_seconds=385.0) == [FASTER, exact]  # all time is kept to prove the best
     assert explore_around(0.01, kept_seconds=385.0) == [FASTER]
+    assert explore_around(0.03, kept_seconds=385.0, proof_seconds=375.0) == [FASTER]  # it would cost the best's proof
+    assert explore_around(0.3, kept_seconds=385.0, proof_seconds=375.0) == [FASTER, exact]  # and is worth it
 
 
 @dataclasses.dataclass
