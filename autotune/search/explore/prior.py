@@ -22,7 +22,7 @@ from autotune.space import SearchSpace
 USUAL: dict[Change, Effect] = {
     ("host_allocator", None): Effect(0.10, 0.18),
     ("host_allocator", "tcmalloc"): Effect(0.17, 0.16),
-    ("host_allocator", "jemalloc"): Effect(0.02, 0.18),
+    ("host_allocator", "jemalloc"): Effect(-0.05, 0.18),
     ("num_workers", None): Effect(-0.02, 0.10),
     ("memory_format", None): Effect(0.10, 0.15),
     ("optimizer_implementation", None): Effect(0.03, 0.05),
@@ -95,8 +95,8 @@ ALIKE: dict[tuple[Change, ...], float] = {
     (("compile_mode", None),): 0.6,
     # Both compute products of bf16 inside: where such products are slow (depthwise convolutions), both lose.
     (("precision", "bf16"), ("matmul_precision", "medium")): 0.6,
-    # Both keep the pages that they were given.
-    (("host_allocator", "tcmalloc"), ("host_allocator", "glibc-tuned")): 0.6,
+    # All keep more of the pages that they were given.
+    (("host_allocator", None),): 0.6,
 }
 """The same on a CPU, where the modes of a compiler differ by matrix products of its own as well: judgement."""
 

@@ -306,9 +306,15 @@ class Explorer:
         """Return what is to be launched before the best is proven, or where that cannot be any more."""
         is_beyond = self._is_beyond_proof()
         wanted = self._simplify_best(tried, left) if is_due and not is_beyond else None
-        if wanted is None and (is_due or is_beyond):
+        if wanted is None and (is_due or is_beyond or not self._has_exact()):
             wanted = self._find_exact_part(tried, left)
         return wanted
+
+    def _has_exact(self) -> bool:
+        """Return whether a launch has shown what exact changes bring without any others."""
+        baseline, numerics = self.log.problem.baseline, self.log.problem.report.target.numerics
+        launched = (classify_changes(one.config, baseline, numerics) for one in self.log.judged)
+        return any(set(kinds.values()) == {"exact"} for kinds in launched)
 
     def _is_beyond_proof(self) -> bool:
         """Return whether there is no time any more to show that the best learns the same."""
