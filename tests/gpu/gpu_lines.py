@@ -126,7 +126,7 @@ What it cannot tell, and a GPU alone can:
 ## Other accelerators
 
 An AMD GPU is `cuda` to PyTorch (ROCm), and is used as one; NVML tells nothing of it, so its clock and what else is at
-work on it are not known, and nobody has tried it. Any other accelerator of PyTorch's, Intel's `xpu` and Apple's `mps`
+work on it are not known, and nobody has tried it. Any other accelerator of PyTorch's, Intel's `xpu`
 among them, is refused in one sentence: its times and its memory would be read wrongly, and settings that were found
 on the CPU would say nothing about it. `--device cpu` (or `AUTOTUNE_DEVICE=cpu`) keeps a workload on the CPU, there
 and beside a supported GPU. A script chooses its device itself: it is refused once its model is on such a device, and

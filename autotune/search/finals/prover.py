@@ -156,7 +156,16 @@ class Prover:
         first = list(itertools.islice(open_ones, log.problem.policy.most_leaders))
         if not any(map(self.reserve.is_provable, first)):
             first += itertools.islice(filter(self.reserve.is_provable, open_ones), 1)
-        return sorted(first, key=lambda one: not self.reserve.is_provable(one))
+        begun = self._find_begun(first)
+        return sorted(first, key=lambda one: (not self.reserve.is_provable(one), one is not begun))
+
+    def _find_begun(self, leaders: Sequence[TrainConfig]) -> TrainConfig | None:
+        """Return the first that has pairs already, unless the leader is so far ahead that these may be lost."""
+        ranking, bar = self.log.ranking, self.log.problem.policy.worth_another
+        entries = {one.key: ranking.find(one) for one in leaders}
+        best = max((entry.score for entry in entries.values() if entry), default=0.0)
+        near = (one for one in leaders if (entry := entries[one.key]) is not None and best - entry.score < bar)
+        return next((one for one in near if self.purse.pairs_of(one)), None)
 
     def _check_losses(self, measure: Callable[[TrainConfig], bool]) -> list[TrainConfig]:
         """Return the candidates for the finals: faster in the search, and shown to learn as well."""
