@@ -166,6 +166,19 @@ def test_what_is_exact_in_the_best_is_launched_by_itself_before_its_proof() -> N
     assert explore_around(0.3, kept_seconds=393.0, proof_seconds=375.0) == [FASTER, exact]  # and is worth it
 
 
+def test_what_is_left_of_the_best_without_what_was_refused_is_launched_next() -> None:
+    search = open_search(Machine(noise=0.0), budget=400.0)
+    rest, refused = BASELINE.replace(memory_format="channels_last", num_workers=2), frozenset({"precision=bf16"})
+    study = Placebos([rest.replace(precision="bf16")])
+
+    def refuse(_config: TrainConfig) -> None:
+        search.log.refuse(refused)
+
+    Explorer(search.log, search.starter, study, look_at=refuse).run()
+    found = (one.config for one in search.log.judged if one.config != BASELINE)
+    assert list(dict.fromkeys(found))[:2] == [rest.replace(precision="bf16"), rest]
+
+
 @dataclasses.dataclass
 class Explored:
     """What the model proposed, the launches of known configs left out."""

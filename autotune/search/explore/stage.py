@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from autotune.isolation.runner import KILL_SECONDS
-from autotune.records.config import KnobValue, TrainConfig, get_knob, is_user_knob, with_knobs
+from autotune.records.config import KnobValue, TrainConfig, changed_fields, get_knob, is_user_knob, with_knobs
 from autotune.records.objective import Objective
 from autotune.records.profile import StopReason
 from autotune.records.quality import is_passed
@@ -34,7 +34,7 @@ from autotune.search.launch.prices import CACHED_SHARE
 from autotune.search.launch.starter import TrialStarter
 from autotune.search.launch.suspects import Suspects
 from autotune.search.launch.turns import explores_in_turns, has_run_in_turns, is_blamed_on_turns
-from autotune.search.log import SearchLog
+from autotune.search.log import SearchLog, list_changes
 from autotune.search.policy import SearchPolicy
 from autotune.search.scores.objective import Judged
 from autotune.search.share.alone import ALONE, Alone
@@ -270,6 +270,7 @@ class Explorer:
             return "budget" if fallback is None else self.study.open(fallback)
         tried = Tried(log, suspects, left, self.fleet.list_taken(), compile_seconds=self._compile_seconds(left))
         wanted = self._find_own(tried)
+        wanted = wanted or self._find_rest(tried, left)
         is_due = wanted is None and self.is_proof_due()
         wanted = wanted or self._prepare_proof(tried, left, is_due=is_due)
         if wanted is None and is_due:
@@ -290,6 +291,25 @@ class Explorer:
         prices = itertools.accumulate(map(self._price, alone))
         own = [*presets, *(config for config, spent in zip(alone, prices, strict=True) if spent <= most)]
         return next((config for config in own if config not in tried), None)
+
+    def _find_rest(self, tried: Tried, left: float) -> TrainConfig | None:
+        """Return the fastest that a refused change was part of, without it; None where that was tried or is nothing.
+
+        What was read of it says little of the rest: what is refused is mostly what most was expected of.
+        """
+        log, baseline = self.log, self.log.problem.baseline
+        measured = log.ranking_of_all.measured if log.refused else []
+        changes = {
+            one.key: list_changes(one.config, baseline, changed_fields(one.config, baseline)) for one in measured
+        }
+        for refused in reversed(log.refused):
+            with_it = (one for one in measured if refused <= changes[one.key])
+            best = max(with_it, key=lambda one: one.score, default=None)
+            if best is not None:
+                rest = revert_knobs(best.config, baseline, [change.partition("=")[0] for change in refused])
+                if rest != baseline and rest not in tried and self._price(rest) <= left:
+                    return rest
+        return None
 
     def _simplify_best(self, tried: Tried, left: float) -> TrainConfig | None:
         """Return the best without a change that may be worth nothing; None when it is as simple as it gets.
