@@ -21,7 +21,7 @@ from autotune.records.measurement import Interval
 
 _OTHER_NOISE = 2.0
 _OUTLIER_CONFIDENCE = 0.999
-_MOST_OUTLIERS = 4
+_OUTLIER_SHARE = 0.25
 _LARGEST_LOG = 700.0  # exp of it is still finite, and so fits a record
 
 
@@ -199,7 +199,7 @@ def quiet_sd(groups: Iterable[Sequence[float]], *, prior_sd: float, prior_degree
         squares = prior_degrees * prior_sd * prior_sd + math.fsum(one * one for one in sizes[:count])
         return math.sqrt(squares / (prior_degrees + count)), prior_degrees + count
 
-    kept, least = len(sizes), len(sizes) - max(1, len(sizes) // _MOST_OUTLIERS)
+    kept, least = len(sizes), len(sizes) - max(1, int(_OUTLIER_SHARE * len(sizes)))
     while kept > max(0, least) and prior_degrees + kept > 1:
         sd, degrees = pool(kept - 1)
         if sizes[kept - 1] <= student_t_quantile(_OUTLIER_CONFIDENCE, degrees) * sd:

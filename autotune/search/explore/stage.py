@@ -1,8 +1,10 @@
 """The exploring stage: propose or launch again, run, judge, until its time is up or nothing is left to find out.
 
 own             the user's presets, then each value of the user's knobs alone: what is taken for the bottleneck
+rest            once a change is refused: the fastest that had it, without it
+exact           what is exact in the best, alone: once, for it tells what the rest brings, and before a proof, should
+                the best not be shown to learn the same
 study           what the model of the launches so far takes for the most gain for its time
-exact           before a proof: what is exact in the best, alone, should the best not be shown to learn the same
 late            after the first proof: values whose arithmetic was not measured
 
 Every launch is priced first and has to fit what is left once proving the leader is paid for. One that is cut by the end
@@ -123,7 +125,7 @@ class Tried:
         suspects: values that have made launches fail.
         seconds: left for a launch.
         taken: keys of what other workers run, or have run.
-        compile_seconds: left for a launch that compiles anew.
+        seconds_to_compile: left for a launch that compiles anew.
 
     Attributes:
         too_dear: something was left out for its price alone.
@@ -136,12 +138,12 @@ class Tried:
         seconds: float = math.inf,
         taken: Container[str] = frozenset(),
         *,
-        compile_seconds: float = math.inf,
+        seconds_to_compile: float = math.inf,
     ) -> None:
         self._keys, self._taken = {one.key for one in log.judged}, taken
         self._log, self._suspects, self._seconds = log, suspects, seconds
         self._forecast = Forecast(log.problem.report, log.problem.limits)
-        dear = find_dear_values(log, min(seconds, compile_seconds))
+        dear = find_dear_values(log, min(seconds, seconds_to_compile))
         self._dear = [value for value in dear if value not in suspects.guilty]
         self.too_dear = bool(self._dear)
 
@@ -268,7 +270,7 @@ class Explorer:
         if left < log.prices.usual_seconds(log.problem.baseline):
             fallback = self._find_fallback(suspects)
             return "budget" if fallback is None else self.study.open(fallback)
-        tried = Tried(log, suspects, left, self.fleet.list_taken(), compile_seconds=self._compile_seconds(left))
+        tried = Tried(log, suspects, left, self.fleet.list_taken(), seconds_to_compile=self._seconds_to_compile(left))
         wanted = self._find_own(tried)
         wanted = wanted or self._find_rest(tried, left)
         is_due = wanted is None and self.is_proof_due()
@@ -487,7 +489,7 @@ class Explorer:
     def _seconds_left(self) -> float:
         return self.starter.budget.remaining_seconds - self.kept_seconds()
 
-    def _compile_seconds(self, left: float) -> float:
+    def _seconds_to_compile(self, left: float) -> float:
         """Return the time for a launch that compiles anew: once something leads, its proof has to fit as well."""
         leader = self.log.ranking.leader
         if leader is None or leader.score <= self._policy.worth_another:
